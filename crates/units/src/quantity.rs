@@ -88,7 +88,7 @@ fn parse_unit(unit: &str, whole: &str) -> Result<(u128, u32), QuantityError> {
         unit: unit.into(),
     };
     if let Some(exponent) = unit.strip_prefix(['e', 'E'])
-        && !exponent.is_empty()
+        && exponent.starts_with(|c: char| c.is_ascii_digit() || c == '+')
     {
         let power: u32 = exponent
             .strip_prefix('+')

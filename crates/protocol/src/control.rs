@@ -1,0 +1,364 @@
+//! What the command line says to the daemon: one JSON object a line, one answer a request.
+//!
+//! `{"op":"list"}` → `{"ok":{"kind":"list",...}}` or `{"error":{"message":...,"fix":...}}`. A connection may carry any
+//! number of requests. [`Request::Watch`] is answered by a line whenever something changed, until the client hangs up.
+
+use std::io::{BufRead, Write};
+
+use ebb_units::{Bytes, DeviceUuid, Priority, TaskId};
+use serde::{Deserialize, Serialize};
+
+/// The longest line that either side accepts, in bytes.
+pub const MAX_LINE: usize = 4 << 20;
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// Who are you?
+    Hello,
+    /// A new task whose first process is the caller (it becomes the program by `exec`).
+    CreateTask(NewTask),
+    /// All tasks, devices and the arena.
+    List,
+    /// [`Request::List`] again and again, a line whenever something changed and at least every `interval_ms`.
+    Watch {
+        /// At most one line in this time.
+        interval_ms: u64,
+    },
+    /// Evict a task and keep it off the card.
+    Pause {
+        /// Which: `t3`, a name, or a process id.
+        task: String,
+        /// How long to wait for running work, in ms, before answering "busy".
+        wait_ms: Option<u64>,
+    },
+    /// Let a paused task run again.
+    Resume {
+        /// Which.
+        task: String,
+    },
+    /// Change a task's limit (and request, priority).
+    Limit {
+        /// Which.
+        task: String,
+        /// New limit a card; `None` leaves it.
+        limit: Option<Bytes>,
+        /// New request a card.
+        request: Option<Bytes>,
+        /// New priority.
+        priority: Option<Priority>,
+    },
+    /// What is intercepted and releasable in one process.
+    Doctor {
+        /// The process as the daemon sees it.
+        pid: u32,
+    },
+    /// Stop the daemon; programs go on with what they have.
+    Shutdown,
+}
+
+/// What `ebb run` wants for its program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewTask {
+    /// Name to show; the program's if none was given.
+    pub name: String,
+    /// Bytes that are the task's for the asking, on each card that it uses.
+    pub request: Bytes,
+    /// Hard cap on each card; `None`: the card.
+    pub limit: Option<Bytes>,
+    /// Who goes first.
+    pub priority: Priority,
+    /// Idle time after which memory is released unasked, in ms; `None`: the daemon's default; 0: never.
+    pub idle_release_ms: Option<u64>,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// It worked.
+    Ok(Payload),
+    /// It did not.
+    Error(Failure),
+}
+
+/// Why a request failed, for a person.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// What was wrong, where.
+    pub message: String,
+    /// What to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+    /// Whether the request itself was bad (exit status 2), rather than the moment.
+    #[serde(default)]
+    pub usage: bool,
+}
+
+/// What a request brought.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Payload {
+    /// To [`Request::Hello`].
+    Hello {
+        /// Version of the daemon.
+        version: String,
+        /// Its process.
+        pid: u32,
+        /// Where its log is.
+        event_log: Option<String>,
+    },
+    /// To [`Request::CreateTask`].
+    Task {
+        /// The task.
+        task: TaskId,
+        /// Its capability, 64 hexadecimal digits, for the program's environment.
+        token: String,
+    },
+    /// To [`Request::List`] and [`Request::Watch`].
+    List(Snapshot),
+    /// To [`Request::Doctor`]: the layer's report and what the daemon adds.
+    Doctor {
+        /// The daemon's view of the process.
+        process: ProcessRow,
+        /// The layer's own report; `None` if it did not answer.
+        report: Option<serde_json::Value>,
+    },
+    /// To everything else.
+    Done {
+        /// A sentence for a person.
+        message: String,
+    },
+}
+
+/// Everything that can be shown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Milliseconds since the daemon started.
+    pub uptime_ms: u64,
+    /// The cards.
+    pub devices: Vec<DeviceRow>,
+    /// The tasks.
+    pub tasks: Vec<TaskRow>,
+    /// The host arena.
+    pub arena: ArenaRow,
+    /// Counted since the daemon started.
+    pub totals: Totals,
+}
+
+/// One card.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceRow {
+    /// Identity.
+    pub uuid: DeviceUuid,
+    /// Index as `nvidia-smi` shows it.
+    pub index: u32,
+    /// Name.
+    pub name: String,
+    /// What the card has.
+    pub total: Bytes,
+    /// What tasks can get: total less the driver's reserve.
+    pub capacity: Bytes,
+    /// Granted to tasks, caches included.
+    pub leased: Bytes,
+    /// Contexts and such of the tasks.
+    pub overhead: Bytes,
+    /// Held by programs that ebb does not manage.
+    pub unmanaged: Bytes,
+    /// Neither granted nor held.
+    pub free: Bytes,
+    /// The most that was ever granted and held at once.
+    pub peak: Bytes,
+}
+
+/// One task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskRow {
+    /// Its id.
+    pub task: TaskId,
+    /// Its name.
+    pub name: String,
+    /// Who goes first.
+    pub priority: Priority,
+    /// Guaranteed bytes.
+    pub request: Bytes,
+    /// Cap; `None`: the card.
+    pub limit: Option<Bytes>,
+    /// Paused by hand.
+    pub paused: bool,
+    /// Its processes.
+    pub processes: Vec<ProcessRow>,
+}
+
+/// One process on one card.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProcessRow {
+    /// Process id as the daemon sees it.
+    pub pid: u32,
+    /// The program.
+    pub program: String,
+    /// The card; `None` before the program made a context.
+    pub device: Option<DeviceUuid>,
+    /// `active`, `idle`, `waiting`, `restoring`, `evicting`, `released`, `paused`, `attached`, `not_connected`.
+    pub state: String,
+    /// Why it is in that state, if there is something to say.
+    pub why: String,
+    /// How long it has been so, in ms.
+    pub since_ms: u64,
+    /// Live allocations.
+    pub allocated: Bytes,
+    /// On the card.
+    pub resident: Bytes,
+    /// In host memory.
+    pub evicted: Bytes,
+    /// On the card and unused.
+    pub cached: Bytes,
+    /// Cannot be moved.
+    pub pinned: Bytes,
+    /// The driver's own.
+    pub overhead: Bytes,
+    /// Granted.
+    pub lease: Bytes,
+    /// Times that memory was taken.
+    pub releases: u64,
+    /// Times that it was all brought back.
+    pub restores: u64,
+}
+
+/// The host arena.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ArenaRow {
+    /// Most it may hold.
+    pub budget: Bytes,
+    /// Held by segments at present.
+    pub held: Bytes,
+    /// Of those, in programs' hands.
+    pub lent: Bytes,
+}
+
+/// Counters since the daemon started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Reclaims that took something by copying.
+    pub releases: u64,
+    /// Complete restores.
+    pub restores: u64,
+    /// Bytes copied out.
+    pub out_bytes: Bytes,
+    /// Time of that copying in ns.
+    pub out_nanos: u64,
+    /// Bytes copied in.
+    pub in_bytes: Bytes,
+    /// Time of that copying in ns.
+    pub in_nanos: u64,
+    /// Asks that were refused for good.
+    pub denials: u64,
+}
+
+/// A line that is no message.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The socket failed.
+    #[error("the connection to the daemon failed")]
+    Io(#[from] std::io::Error),
+    /// Not JSON of this shape.
+    #[error("the peer sent a line that is no message")]
+    Format(#[from] serde_json::Error),
+    /// Longer than [`MAX_LINE`].
+    #[error("the peer sent a line of more than {MAX_LINE} bytes")]
+    TooLong,
+    /// The peer hung up.
+    #[error("the daemon closed the connection")]
+    Closed,
+}
+
+/// Writes one message as a line.
+///
+/// # Errors
+/// The writer's.
+pub fn write_line<T: Serialize>(to: &mut impl Write, message: &T) -> Result<(), ControlError> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    to.write_all(&line)?;
+    to.flush()?;
+    Ok(())
+}
+
+/// Reads one line as a message.
+///
+/// # Errors
+/// [`ControlError::Closed`] at the end of the stream, the reader's, or what is wrong with the line.
+pub fn read_line<T: for<'de> Deserialize<'de>>(from: &mut impl BufRead) -> Result<T, ControlError> {
+    let mut line = Vec::new();
+    let limit = MAX_LINE as u64 + 1;
+    std::io::Read::take(&mut *from, limit).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Err(ControlError::Closed);
+    }
+    if line.last() != Some(&b'\n') {
+        return Err(if line.len() > MAX_LINE {
+            ControlError::TooLong
+        } else {
+            ControlError::Closed
+        });
+    }
+    Ok(serde_json::from_slice(&line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_look_as_documented() {
+        assert_eq!(serde_json::to_string(&Request::List).unwrap(), r#"{"op":"list"}"#);
+        let pause: Request = serde_json::from_str(r#"{"op":"pause","task":"t1"}"#).unwrap();
+        assert_eq!(
+            pause,
+            Request::Pause {
+                task: "t1".into(),
+                wait_ms: None
+            }
+        );
+        assert!(serde_json::from_str::<Request>(r#"{"op":"explode"}"#).is_err());
+    }
+
+    #[test]
+    fn answers_read_back_line_by_line() {
+        let answers = [
+            Answer::Ok(Payload::List(Snapshot::default())),
+            Answer::Ok(Payload::Task {
+                task: TaskId(3),
+                token: "00".into(),
+            }),
+            Answer::Error(Failure {
+                message: "no".into(),
+                fix: Some("do".into()),
+                usage: true,
+            }),
+        ];
+        let mut bytes = Vec::new();
+        for answer in &answers {
+            write_line(&mut bytes, answer).unwrap();
+        }
+        let mut reader = bytes.as_slice();
+        for answer in &answers {
+            assert_eq!(&read_line::<Answer>(&mut reader).unwrap(), answer);
+        }
+        assert!(matches!(
+            read_line::<Answer>(&mut reader),
+            Err(ControlError::Closed)
+        ));
+    }
+
+    #[test]
+    fn an_endless_line_is_refused() {
+        let mut endless = std::io::BufReader::new(std::io::repeat(b'a'));
+        assert!(matches!(
+            read_line::<Answer>(&mut endless),
+            Err(ControlError::TooLong)
+        ));
+    }
+}

@@ -1,0 +1,574 @@
+//! The layer's messages and how they look as bytes.
+//!
+//! Every packet is a 16-byte header (magic, kind, version, payload length, reserved) and a payload of little-endian
+//! fields in the order in which they are declared below. What arrives is an allegation: [`ToDaemon::decode`] and
+//! [`ToLayer::decode`] check it once, and nothing behind them sees raw bytes.
+
+use ebb_units::{Bytes, DeviceUuid};
+
+/// First four bytes of every packet.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"ebb1");
+/// The version that this code speaks.
+pub const VERSION: u16 = 1;
+/// The oldest peer that it understands.
+pub const MIN_VERSION: u16 = 1;
+/// Bytes of the header.
+pub const HEADER: usize = 16;
+/// The largest packet, header included. Reports are cut to fit.
+pub const MAX_PACKET: usize = 60 << 10;
+/// The most file descriptors beside one packet.
+pub const MAX_FDS: usize = 16;
+
+/// Why a packet is no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Shorter than its header or than its fields.
+    #[error("the packet ends after {0} bytes, in the middle of a message")]
+    Short(usize),
+    /// Not our packet at all.
+    #[error("the packet does not start with ebb's magic number")]
+    Magic,
+    /// A peer of another time.
+    #[error("the peer speaks protocol version {0}; this side understands {MIN_VERSION} to {VERSION}")]
+    Version(u16),
+    /// A kind from a newer peer: skip it.
+    #[error("message kind {0} is unknown here")]
+    UnknownKind(u16),
+    /// A field with a value that it cannot have.
+    #[error("a field of message kind {0} holds an impossible value")]
+    Value(u16),
+    /// More than fits a packet.
+    #[error("the message does not fit a packet of {MAX_PACKET} bytes")]
+    TooLong,
+}
+
+impl WireError {
+    /// Whether the receiver should skip the packet and go on, rather than drop the peer.
+    #[must_use]
+    pub const fn is_skippable(self) -> bool {
+        matches!(self, Self::UnknownKind(_))
+    }
+}
+
+/// A segment of the host arena: an id of the daemon's and its size. Its memfd travels beside the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentInfo {
+    /// The daemon's id of the segment, never reused.
+    pub id: u64,
+    /// Its size.
+    pub bytes: Bytes,
+}
+
+/// Reads fields off a payload. After the end of the payload every field reads as zero, but only for messages from a
+/// peer of the same protocol that appended fields later; [`Reader::short`] says whether a *required* field was missing.
+struct Reader<'a> {
+    rest: &'a [u8],
+    short: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> &'a [u8] {
+        if self.rest.len() < n {
+            self.short = true;
+            self.rest = &[];
+            return &[];
+        }
+        let (head, tail) = self.rest.split_at(n);
+        self.rest = tail;
+        head
+    }
+}
+
+trait Field: Sized {
+    fn put(&self, out: &mut Vec<u8>);
+    fn get(r: &mut Reader<'_>) -> Option<Self>;
+}
+
+macro_rules! int_field {
+    ($($t:ty),*) => {$(
+        impl Field for $t {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+            fn get(r: &mut Reader<'_>) -> Option<Self> {
+                let bytes = r.take(size_of::<$t>());
+                Some(bytes.try_into().map_or(0, <$t>::from_le_bytes))
+            }
+        }
+    )*};
+}
+int_field!(u32, u64);
+
+impl Field for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        u32::from(*self).put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        match u32::get(r)? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+}
+
+impl Field for Bytes {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        u64::get(r).map(Self)
+    }
+}
+
+impl<const N: usize> Field for [u8; N] {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(r.take(N).try_into().unwrap_or([0; N]))
+    }
+}
+
+impl Field for DeviceUuid {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        <[u8; 16]>::get(r).map(Self)
+    }
+}
+
+impl Field for SegmentInfo {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.id.put(out);
+        self.bytes.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            id: u64::get(r)?,
+            bytes: <Bytes as Field>::get(r)?,
+        })
+    }
+}
+
+impl<T: Field> Field for Vec<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        u32::try_from(self.len()).unwrap_or(u32::MAX).put(out);
+        self.iter().for_each(|item| item.put(out));
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        let n = u32::get(r)? as usize;
+        // No item is smaller than a byte: a length beyond the packet is a lie and must not allocate.
+        if n > r.rest.len() {
+            return None;
+        }
+        let mut items = Self::new();
+        for _ in 0..n {
+            items.push(T::get(r)?);
+            if r.short {
+                return None;
+            }
+        }
+        Some(items)
+    }
+}
+
+impl Field for u8 {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(*self);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(r.take(1).first().copied().unwrap_or(0))
+    }
+}
+
+macro_rules! messages {
+    (
+        $(#[$enum_doc:meta])* $name:ident {
+            $( $(#[$doc:meta])* $kind:literal $variant:ident { $( $(#[$fdoc:meta])* $field:ident: $ty:ty ),* $(,)? } )*
+        }
+    ) => {
+        $(#[$enum_doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $( $(#[$doc])* $variant { $( $(#[$fdoc])* $field: $ty ),* } ),*
+        }
+
+        impl $name {
+            /// The packet: header and payload.
+            ///
+            /// # Errors
+            /// [`WireError::TooLong`] if it does not fit a packet.
+            pub fn encode(&self) -> Result<Vec<u8>, WireError> {
+                let mut out = vec![0; HEADER];
+                let kind: u16 = match self {
+                    $( Self::$variant { $($field),* } => { $( $field.put(&mut out); )* $kind } )*
+                };
+                seal(kind, out)
+            }
+
+            /// Reads a packet.
+            ///
+            /// # Errors
+            /// [`WireError`] says why it is no message; see [`WireError::is_skippable`].
+            pub fn decode(packet: &[u8]) -> Result<Self, WireError> {
+                let (kind, payload) = open(packet)?;
+                let mut r = Reader { rest: payload, short: false };
+                let r = &mut r;
+                let message = match kind {
+                    $( $kind => (|| Some(Self::$variant { $( $field: <$ty as Field>::get(r)? ),* }))(), )*
+                    _ => return Err(WireError::UnknownKind(kind)),
+                };
+                if r.short {
+                    return Err(WireError::Short(packet.len()));
+                }
+                message.ok_or(WireError::Value(kind))
+            }
+        }
+    };
+}
+
+fn seal(kind: u16, mut packet: Vec<u8>) -> Result<Vec<u8>, WireError> {
+    if packet.len() > MAX_PACKET {
+        return Err(WireError::TooLong);
+    }
+    let payload = u32::try_from(packet.len() - HEADER).map_err(|_| WireError::TooLong)?;
+    packet[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+    packet[4..6].copy_from_slice(&kind.to_le_bytes());
+    packet[6..8].copy_from_slice(&VERSION.to_le_bytes());
+    packet[8..12].copy_from_slice(&payload.to_le_bytes());
+    Ok(packet)
+}
+
+fn open(packet: &[u8]) -> Result<(u16, &[u8]), WireError> {
+    let short = || WireError::Short(packet.len());
+    let header = packet.get(..HEADER).ok_or_else(short)?;
+    let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    if header[..4] != MAGIC.to_le_bytes() {
+        return Err(WireError::Magic);
+    }
+    let version = u16_at(6);
+    if version < MIN_VERSION {
+        return Err(WireError::Version(version));
+    }
+    let length = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
+    let payload = packet[HEADER..].get(..length).ok_or_else(short)?;
+    Ok((u16_at(4), payload))
+}
+
+/// What an [`ToDaemon::Ask`] is for.
+pub mod ask_kind {
+    /// A new allocation: granted whole or not at all.
+    pub const ALLOC: u32 = 0;
+    /// Evicted bytes to come back: may be granted in several pieces, in order.
+    pub const RESTORE: u32 = 1;
+}
+
+/// How a reclaim ended.
+pub mod outcome {
+    /// All the bytes that were ordered, or all that there were, are given back.
+    pub const DONE: u32 = 0;
+    /// Work on the GPU did not end in time; nothing was taken.
+    pub const BUSY: u32 = 1;
+    /// A driver call failed; what had not been given back yet is mapped again.
+    pub const FAILED: u32 = 2;
+    /// Nothing left that can be moved.
+    pub const NOTHING_LEFT: u32 = 3;
+    /// The host arena had no room for more.
+    pub const NO_ROOM: u32 = 4;
+    /// The program is capturing a graph; try later.
+    pub const CAPTURING: u32 = 5;
+}
+
+/// Why an ask was denied.
+pub mod deny {
+    /// It would pass the task's limit. Final.
+    pub const OVER_LIMIT: u32 = 1;
+    /// It can never fit this card beside what is guaranteed to others. Final.
+    pub const NEVER_FITS: u32 = 2;
+    /// No room within the time; another try may wait longer.
+    pub const TIMED_OUT: u32 = 3;
+    /// The daemon is stopping.
+    pub const STOPPING: u32 = 4;
+}
+
+messages! {
+    /// From the layer in a program to the daemon.
+    ToDaemon {
+        /// First message of a session. Who the process is comes from the socket, not from here.
+        1 Hello {
+            /// Process id as the process sees itself (it may live in a pid namespace): only for display.
+            pid: u32,
+            /// Capability that `ebb run` put into the environment; zeros if none. It names the task.
+            token: [u8; 32],
+            /// Name of the program, cut, padded with zeros.
+            program: [u8; 64],
+            /// Session id of an earlier connection of this same process, 0 at first.
+            resumes: u64,
+        }
+        /// The program made its first context on a device (or the daemon is new and hears of it again).
+        2 Attach {
+            /// The card.
+            device: DeviceUuid,
+            /// What the driver says the card has.
+            total: Bytes,
+            /// Smallest physical piece.
+            granularity: Bytes,
+            /// Lease that this process already holds (after a daemon restart), else 0.
+            lease: Bytes,
+            /// Bytes that are in host memory at present.
+            evicted: Bytes,
+            /// Memory that the driver took by itself for this process, as far as the layer saw it.
+            overhead: Bytes,
+        }
+        /// More lease, please.
+        3 Ask {
+            /// Slot from [`ToLayer::Attached`].
+            device: u32,
+            /// Number of this ask, never reused in a session.
+            ask: u64,
+            /// One of [`ask_kind`].
+            kind: u32,
+            /// How much.
+            bytes: Bytes,
+            /// The program will not do better after an early out-of-memory: wait as long as policy allows.
+            long: bool,
+        }
+        /// Not needed any more. A grant that crosses it stays granted.
+        4 CancelAsk { /** Slot. */ device: u32, /** The ask. */ ask: u64 }
+        /// Lease that is not needed any more.
+        5 Return { /** Slot. */ device: u32, /** How much. */ bytes: Bytes }
+        /// What the process has, sent when something changed, at most every 100 ms.
+        6 Usage {
+            /// Slot.
+            device: u32,
+            /// Live allocations, rounded to granules.
+            allocated: Bytes,
+            /// Physical bytes mapped at present, caches included.
+            resident: Bytes,
+            /// Bytes in host memory.
+            evicted: Bytes,
+            /// Resident bytes that no allocation uses: given back without a copy.
+            cached: Bytes,
+            /// Bytes that cannot be moved, of all reasons.
+            pinned: Bytes,
+            /// Driver's own memory for this process as far as the layer saw it.
+            overhead: Bytes,
+            /// Gate passages so far: a change means that the program used the GPU.
+            touches: u64,
+            /// Live allocations.
+            allocations: u64,
+        }
+        /// A step of a reclaim: these bytes of lease are free now.
+        7 ReclaimProgress { /** Slot. */ device: u32, /** The order. */ order: u64, /** Lease freed in this step. */ bytes: Bytes }
+        /// End of a reclaim.
+        8 ReclaimDone {
+            /// Slot.
+            device: u32,
+            /// The order.
+            order: u64,
+            /// One of [`outcome`].
+            outcome: u32,
+            /// Bytes copied to the host by this order.
+            copied: Bytes,
+            /// Time from first to last copy in nanoseconds, waiting for the gate not counted.
+            nanos: u64,
+        }
+        /// Everything is back; the program runs.
+        9 Restored { /** Slot. */ device: u32, /** Bytes copied in. */ copied: Bytes, /** Time of the copying in nanoseconds. */ nanos: u64 }
+        /// How much arena this process would like to hold, all devices together. Given ahead of need, as the budget allows.
+        10 ArenaWant { /** Total, not an increment. */ bytes: Bytes, /** A release is waiting for it. */ urgent: bool }
+        /// Segments that it does not need any more and has unmapped.
+        11 ArenaReturn { /** Ids. */ segments: Vec<u64> }
+        /// Segments that it holds from a daemon that died; their memfds travel along, in the same order.
+        12 ArenaDeclare { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
+        /// Answer to [`ToLayer::Query`]: a JSON object, cut to fit.
+        13 Report { /** The query. */ query: u64, /** JSON text. */ text: Vec<u8> }
+        /// The last context of a device is gone, and all memory with it.
+        14 Detach { /** Slot. */ device: u32 }
+    }
+}
+
+messages! {
+    /// From the daemon to the layer in a program.
+    ToLayer {
+        /// Answer to `Hello`.
+        1 Welcome {
+            /// This session's id.
+            session: u64,
+            /// The task that the process belongs to.
+            task: u64,
+            /// How long an allocation waits before the first out-of-memory answer, in ms.
+            alloc_wait_ms: u64,
+            /// How long a later one may wait, in ms.
+            alloc_wait_max_ms: u64,
+            /// How long a reclaim waits for running work, in ms.
+            busy_wait_ms: u64,
+        }
+        /// The daemon will not serve this process; it runs as without ebb.
+        2 Refused { /** UTF-8 text for `ebb doctor`. */ text: Vec<u8> }
+        /// Answer to `Attach`.
+        3 Attached {
+            /// The card.
+            uuid: DeviceUuid,
+            /// Its slot in all later messages of this session.
+            device: u32,
+            /// The task's limit on this card; the largest number if none.
+            limit: Bytes,
+            /// What the task's other processes have charged against the limit.
+            charged_elsewhere: Bytes,
+            /// Capacity of the card as the daemon counts it.
+            capacity: Bytes,
+        }
+        /// Lease for an ask. For a restore several may come for one ask, until their sum is what was asked.
+        4 Grant { /** Slot. */ device: u32, /** The ask. */ ask: u64, /** How much. */ bytes: Bytes }
+        /// No lease for an ask.
+        5 Deny {
+            /// Slot.
+            device: u32,
+            /// The ask.
+            ask: u64,
+            /// One of [`deny`].
+            reason: u32,
+            /// Trying again is of no use.
+            last: bool,
+        }
+        /// Give lease back: unused first, then cached, then by eviction.
+        6 Reclaim {
+            /// Slot.
+            device: u32,
+            /// Number of the order.
+            order: u64,
+            /// How much at least; the largest number means everything.
+            bytes: Bytes,
+            /// UTF-8 text: why, for `ebb doctor`.
+            reason: Vec<u8>,
+        }
+        /// An order that is not wanted any more. What was done stays done.
+        7 CancelReclaim { /** Slot. */ device: u32, /** The order. */ order: u64 }
+        /// Arena segments; their memfds travel along, in the same order.
+        8 ArenaGive { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
+        /// Give empty arena segments back, as many as this.
+        9 ArenaRecall { /** How much. */ bytes: Bytes }
+        /// The limit changed, or what the task's other processes hold.
+        10 Limit { /** Slot. */ device: u32, /** The limit. */ limit: Bytes, /** Charged by the task's other processes. */ charged_elsewhere: Bytes }
+        /// Say what is intercepted and releasable.
+        11 Query { /** To be repeated in the report. */ query: u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn segments() -> impl Strategy<Value = Vec<SegmentInfo>> {
+        prop::collection::vec(
+            (any::<u64>(), any::<u64>()).prop_map(|(id, b)| SegmentInfo { id, bytes: Bytes(b) }),
+            0..16,
+        )
+    }
+
+    fn to_daemon() -> impl Strategy<Value = ToDaemon> {
+        prop_oneof![
+            (any::<u32>(), any::<[u8; 32]>(), any::<u64>()).prop_map(|(pid, token, resumes)| {
+                ToDaemon::Hello {
+                    pid,
+                    token,
+                    program: [7; 64],
+                    resumes,
+                }
+            }),
+            (
+                any::<u32>(),
+                any::<u64>(),
+                any::<u32>(),
+                any::<u64>(),
+                any::<bool>()
+            )
+                .prop_map(|(device, ask, kind, bytes, long)| ToDaemon::Ask {
+                    device,
+                    ask,
+                    kind,
+                    bytes: Bytes(bytes),
+                    long
+                }),
+            segments().prop_map(|segments| ToDaemon::ArenaDeclare { segments }),
+            prop::collection::vec(any::<u64>(), 0..200)
+                .prop_map(|segments| ToDaemon::ArenaReturn { segments }),
+            (any::<u64>(), prop::collection::vec(any::<u8>(), 0..4000))
+                .prop_map(|(query, text)| ToDaemon::Report { query, text }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_arrives(message in to_daemon()) {
+            let packet = message.encode().unwrap();
+            prop_assert_eq!(ToDaemon::decode(&packet), Ok(message));
+        }
+
+        #[test]
+        fn every_cut_is_noticed(message in to_daemon(), cut in any::<prop::sample::Index>()) {
+            let packet = message.encode().unwrap();
+            let cut = cut.index(packet.len());
+            prop_assert!(matches!(ToDaemon::decode(&packet[..cut]), Err(WireError::Short(_))));
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic_or_allocate_much(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u16..20) {
+            let _ = ToDaemon::decode(&bytes);
+            if bytes.len() >= HEADER {
+                let length = u32::try_from(bytes.len() - HEADER).unwrap();
+                bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+                bytes[4..6].copy_from_slice(&kind.to_le_bytes());
+                bytes[6..8].copy_from_slice(&VERSION.to_le_bytes());
+                bytes[8..12].copy_from_slice(&length.to_le_bytes());
+                let _ = ToDaemon::decode(&bytes);
+                let _ = ToLayer::decode(&bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn the_layout_is_fixed() {
+        let packet = ToLayer::Grant {
+            device: 1,
+            ask: 2,
+            bytes: Bytes(3),
+        }
+        .encode()
+        .unwrap();
+        let mut expected = vec![b'e', b'b', b'b', b'1', 4, 0, 1, 0, 20, 0, 0, 0, 0, 0, 0, 0];
+        expected.extend([1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(packet, expected);
+    }
+
+    #[test]
+    fn a_newer_peer_is_understood() {
+        let mut packet = ToLayer::ArenaRecall { bytes: Bytes(9) }.encode().unwrap();
+        packet.extend([1, 2, 3, 4]); // a field that was added later
+        packet[8] += 4;
+        packet[6] = 2; // by a later version
+        assert_eq!(
+            ToLayer::decode(&packet),
+            Ok(ToLayer::ArenaRecall { bytes: Bytes(9) })
+        );
+        packet[4] = 200; // a kind that was added later
+        assert!(ToLayer::decode(&packet).unwrap_err().is_skippable());
+    }
+
+    #[test]
+    fn foreign_packets_are_refused() {
+        assert_eq!(ToDaemon::decode(b"GET / HTTP/1.1\r\n\r\n"), Err(WireError::Magic));
+        let mut packet = ToLayer::Query { query: 1 }.encode().unwrap();
+        packet[6] = 0;
+        assert_eq!(ToLayer::decode(&packet), Err(WireError::Version(0)));
+        let too_long = ToDaemon::Report {
+            query: 1,
+            text: vec![b' '; MAX_PACKET],
+        };
+        assert_eq!(too_long.encode(), Err(WireError::TooLong));
+    }
+}

@@ -1,0 +1,116 @@
+//! Ten processes that allocate, free, launch, copy, idle, fork and die at random on a card that holds a third of what they
+//! want. `EBB_SEED` repeats a run, `EBB_TORTURE_SECONDS` (20) makes it longer.
+
+use std::time::{Duration, Instant};
+
+use ebb_tests::{Options, Program, Reply, Stage, seed};
+use ebb_units::Bytes;
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::Rng;
+
+/// One program and what its memory must hold.
+struct Actor {
+    program: Program,
+    blocks: Vec<(String, u64, u64, bool)>,
+    next: u64,
+}
+
+const CARD: u64 = 192 << 20;
+
+fn pick(rng: &mut Pcg64Mcg, n: u64) -> u64 {
+    rng.next_u64() % n
+}
+
+impl Actor {
+    fn start(stage: &Stage) -> Self {
+        Self { program: stage.run(&["--idle-release", "300ms"]), blocks: Vec::new(), next: 0 }
+    }
+
+    fn held(&self) -> u64 {
+        self.blocks.iter().map(|b| b.1).sum()
+    }
+
+    /// One random step; everything that is read back must be right.
+    fn step(&mut self, rng: &mut Pcg64Mcg) {
+        let share = CARD * 3 / 10; // ten of these want three times the card
+        match pick(rng, 10) {
+            0..=2 => {
+                let size = 4 * (1 + pick(rng, if pick(rng, 3) == 0 { 4096 } else { 6 << 18 }));
+                if self.held() + size <= share {
+                    let name = format!("m{}", self.next);
+                    let value = rng.next_u64() % 1_000_000;
+                    self.next += 1;
+                    match self.program.say(&format!("alloc {name} {size}")) {
+                        Reply::Ok(_) => {
+                            let by_copy = size < 1 << 20 && pick(rng, 2) == 0;
+                            let verb = if by_copy { "write" } else { "fill" };
+                            self.program.ok(&format!("{verb} {name} {value}"));
+                            self.blocks.push((name, size, value, by_copy));
+                        }
+                        Reply::Err(code) => panic!("an allocation that waiting would have served failed with {code}"),
+                    }
+                }
+            }
+            3 if !self.blocks.is_empty() => {
+                let at = usize::try_from(pick(rng, self.blocks.len() as u64)).unwrap();
+                let (name, ..) = self.blocks.swap_remove(at);
+                self.program.ok(&format!("free {name}"));
+            }
+            4..=7 if !self.blocks.is_empty() => {
+                let at = usize::try_from(pick(rng, self.blocks.len() as u64)).unwrap();
+                let (name, size, value, by_copy) = &self.blocks[at];
+                let verb = if *by_copy { "read" } else { "check" };
+                let wrong = self.program.ok(&format!("{verb} {name} {value}"))[0];
+                assert_eq!(wrong, 0, "{name} of {size} bytes changed (pid {})", self.program.pid());
+            }
+            8 => {
+                self.program.ok("info");
+            }
+            9 if pick(rng, 4) == 0 => {
+                self.program.ok("fork");
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn ten_programs_on_a_third_of_the_memory_they_want() {
+    let seconds = std::env::var("EBB_TORTURE_SECONDS").ok().and_then(|t| t.parse().ok()).unwrap_or(20);
+    let seed = seed();
+    let mut rng = Pcg64Mcg::new(u128::from(seed) | 1);
+    let stage = Stage::new(Options {
+        card: Bytes(CARD),
+        context: Bytes::mib(2),
+        config: "[policy]\nmin_turn = \"50ms\"\nidle_after = \"100ms\"\n".into(),
+        ..Options::default()
+    });
+    let stage = &stage;
+    let seeds: Vec<u64> = (0..10).map(|_| rng.next_u64()).collect();
+    let end = Instant::now() + Duration::from_secs(seconds);
+    std::thread::scope(|scope| {
+        for actor_seed in seeds {
+            scope.spawn(move || {
+                let mut rng = Pcg64Mcg::new(u128::from(actor_seed) | 1);
+                let mut actor = Actor::start(stage);
+                let mut steps = 0u64;
+                while Instant::now() < end {
+                    actor.step(&mut rng);
+                    steps += 1;
+                    match pick(&mut rng, 60) {
+                        0 => {
+                            actor.program.kill(); // and another one takes its place
+                            actor = Actor::start(stage);
+                        }
+                        1 => std::thread::sleep(Duration::from_millis(pick(&mut rng, 500))),
+                        _ => {}
+                    }
+                }
+                assert!(steps > 0);
+            });
+        }
+    });
+    stage.wait_until_empty();
+    let totals = stage.snapshot().totals;
+    assert!(totals.releases > 0, "nothing was ever released: the test is too mild ({totals:?})");
+}

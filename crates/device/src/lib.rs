@@ -1,1 +1,197 @@
-//! Being built.
+//! The seam to one GPU's memory: [`DeviceMemory`], a fake of it, and the suite that both it and the real one must pass.
+//!
+//! Everything above this seam (pool, residency, arena of the layer) is tested with [`fake::FakeDevice`]. What the fake
+//! promises is what the driver was measured to do; [`conformance`] checks that both keep the promise.
+//!
+//! # Words
+//! *reserve* an address range, *create* physical memory (a [`Handle`]), *map* it, give *access*; *unmap*, *release*.
+
+#![forbid(unsafe_code)]
+
+pub mod conformance;
+pub mod fake;
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+
+use ebb_units::Bytes;
+
+/// Physical device memory, made by [`DeviceMemory::create`]. The number is the implementation's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle(pub u64);
+
+/// An address in this process's host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostAddr(pub usize);
+
+impl HostAddr {
+    /// The address `bytes` further on.
+    #[must_use]
+    pub fn offset(self, bytes: u64) -> Self {
+        Self(self.0 + Bytes(bytes).to_usize())
+    }
+}
+
+/// Which way bytes go. Each has a stream of its own: the two run side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// Device to host.
+    Out,
+    /// Host to device.
+    In,
+}
+
+/// A place in a direction's stream: everything that was enqueued in that direction before it.
+///
+/// Made by [`DeviceMemory::mark`], given back by [`DeviceMemory::wait`]. It isn't `Clone`: an implementation may hold a
+/// driver event behind it, which returns to its pool when the marker is waited for.
+#[derive(Debug, PartialEq, Eq, Hash)]
+#[must_use = "copies are complete only when their marker was waited for"]
+pub struct Marker(pub u64);
+
+/// Why a device call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// No physical memory on the card. Others may free some: worth another try.
+    #[error("the card has no memory left")]
+    OutOfMemory,
+    /// Any other answer of the driver.
+    #[error("{call} failed with driver error {code}")]
+    Driver {
+        /// The driver's number.
+        code: u32,
+        /// The driver's function.
+        call: &'static str,
+    },
+    /// The driver is shut down or the context is gone: no call will succeed again.
+    #[error("the driver or its context is gone")]
+    Gone,
+}
+
+impl DeviceError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub const fn may_pass(self) -> bool {
+        !matches!(self, Self::Gone)
+    }
+}
+
+/// One GPU's memory, as this process sees it.
+///
+/// Calls may come from any thread, several at once, and none may need a current context from its caller or leave
+/// another one current. No call but `wait`, `unregister_host` and `quiesce` waits for work of the program.
+/// A call that fails has changed nothing.
+///
+/// Sizes and addresses of `reserve`, `create`, `map`, `unmap`, `set_access` are multiples of [`Self::granularity`].
+pub trait DeviceMemory: Send + Sync + fmt::Debug {
+    /// Smallest physical piece in bytes: a power of two.
+    fn granularity(&self) -> u64;
+
+    /// Reserves addresses. No memory is behind them.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing is reserved.
+    fn reserve(&self, size: u64, align: u64) -> Result<u64, DeviceError>;
+
+    /// Gives a whole reservation back. Nothing may be mapped in it.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the reservation stands.
+    fn free_reservation(&self, addr: u64, size: u64) -> Result<(), DeviceError>;
+
+    /// Makes physical memory. Contents are undefined.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] if the card has no room.
+    fn create(&self, size: u64) -> Result<Handle, DeviceError>;
+
+    /// Gives a handle back. The memory behind it is free once it is mapped nowhere.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the handle stands.
+    fn release(&self, handle: Handle) -> Result<(), DeviceError>;
+
+    /// Maps all of a handle (`size` is the size it was created with) at `addr`, without access.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing is mapped.
+    fn map(&self, addr: u64, size: u64, handle: Handle) -> Result<(), DeviceError>;
+
+    /// Removes whole mappings. **No fence**: running work that still uses the range faults.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; everything is mapped as before.
+    fn unmap(&self, addr: u64, size: u64) -> Result<(), DeviceError>;
+
+    /// Lets this device read and write a mapped range, which may cover several mappings (one call costs about 30 µs and
+    /// little more for a longer range).
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    fn set_access(&self, addr: u64, size: u64) -> Result<(), DeviceError>;
+
+    /// Enqueues a copy to the host on the stream of [`Direction::Out`].
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing was enqueued.
+    fn copy_out(&self, host: HostAddr, dev: u64, len: u64) -> Result<(), DeviceError>;
+
+    /// Enqueues a copy to the device on the stream of [`Direction::In`].
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing was enqueued.
+    fn copy_in(&self, dev: u64, host: HostAddr, len: u64) -> Result<(), DeviceError>;
+
+    /// Marks what has been enqueued so far in one direction.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; copies stay enqueued.
+    fn mark(&self, direction: Direction) -> Result<Marker, DeviceError>;
+
+    /// Waits until everything before the marker is complete. Only `Ok` means that the bytes are there.
+    ///
+    /// # Errors
+    /// [`DeviceError`], also if a copy itself failed; then nothing is known about any copy before the marker.
+    fn wait(&self, marker: Marker) -> Result<(), DeviceError>;
+
+    /// Whether [`Self::wait`] would return at once.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    fn done(&self, marker: &Marker) -> Result<bool, DeviceError>;
+
+    /// Pins host memory so that copies run at the link's speed, for all devices of the process.
+    /// Copies work without it, slower.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the memory is not pinned.
+    fn register_host(&self, host: HostAddr, len: u64) -> Result<(), DeviceError>;
+
+    /// Unpins a range that was registered as a whole. Waits for all work on the device.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    fn unregister_host(&self, host: HostAddr, len: u64) -> Result<(), DeviceError>;
+
+    /// Waits for all work that the program has submitted to this device so far, on all streams of all its contexts.
+    /// May block for as long as a kernel runs. Must not be called while any thread captures a graph.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the work may still run.
+    fn quiesce(&self) -> Result<(), DeviceError>;
+}
+
+/// Where arena segments appear in this process's memory: `mmap`, or the fake's own memory.
+pub trait HostMemory: Send + Sync + fmt::Debug {
+    /// Maps `bytes` of a memfd, shared.
+    ///
+    /// # Errors
+    /// The system's.
+    fn map(&self, fd: BorrowedFd<'_>, bytes: u64) -> std::io::Result<HostAddr>;
+
+    /// Removes a whole mapping of [`Self::map`].
+    ///
+    /// # Errors
+    /// The system's.
+    fn unmap(&self, host: HostAddr, bytes: u64) -> std::io::Result<()>;
+}

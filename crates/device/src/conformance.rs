@@ -1,0 +1,1 @@
+//! What every [`crate::DeviceMemory`] must do, as functions that a test calls.

@@ -1,0 +1,1 @@
+//! A GPU's memory that is not there.

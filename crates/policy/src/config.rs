@@ -1,0 +1,45 @@
+//! [`PolicyConfig`]: every number that the arbiter decides by.
+
+use core::time::Duration;
+
+/// What the arbiter decides by. Plain fields; whoever reads configuration files fills them in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyConfig {
+    /// A client that used the GPU within this time is active.
+    pub idle_after: Duration,
+    /// The shortest turn, however cheap a switch is.
+    pub min_turn: Duration,
+    /// A turn lasts at least this many times the copying that ends it: 10 keeps copying under a tenth.
+    pub turn_per_copy: u32,
+    /// How long an allocation waits before a program that asked so gets an out-of-memory it may answer by flushing caches.
+    pub alloc_wait: Duration,
+    /// How long any allocation waits.
+    pub alloc_wait_max: Duration,
+    /// How long to leave a client alone after a reclaim that did not work; doubled each time.
+    pub retry: Duration,
+    /// The longest such pause.
+    pub retry_max: Duration,
+    /// An order without progress for this long is given up: the client counts as busy, other victims are sought.
+    pub order_timeout: Duration,
+    /// Bytes a second from the card to the host until some were measured.
+    pub out_rate: u64,
+    /// Bytes a second from the host to the card until some were measured.
+    pub in_rate: u64,
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        Self {
+            idle_after: Duration::from_secs(1),
+            min_turn: Duration::from_secs(1),
+            turn_per_copy: 10,
+            alloc_wait: Duration::from_secs(2),
+            alloc_wait_max: Duration::from_secs(600),
+            retry: Duration::from_millis(500),
+            retry_max: Duration::from_secs(30),
+            order_timeout: Duration::from_secs(30),
+            out_rate: 20_000_000_000,
+            in_rate: 20_000_000_000,
+        }
+    }
+}

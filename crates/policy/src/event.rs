@@ -1,0 +1,239 @@
+//! [`Event`]: everything that can happen, as the arbiter hears of it.
+
+use core::fmt;
+use core::time::Duration;
+
+use ebb_units::{Bytes, ClientId, DeviceId, OrderId, Priority, TaskId};
+
+/// Number of an ask, never reused by one client.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct AskId(pub u64);
+
+impl fmt::Debug for AskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a{}", self.0)
+    }
+}
+
+impl fmt::Display for AskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("a{}", self.0))
+    }
+}
+
+/// What a client asks lease for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum AskKind {
+    /// A new allocation: granted whole or not at all.
+    Alloc,
+    /// Its evicted bytes: granted piece by piece as room appears, after a reservation for the whole.
+    Restore,
+}
+
+/// What a task may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct TaskSpec {
+    /// Bytes that are the task's for the asking, on each device that it uses.
+    pub request: Bytes,
+    /// Most that all its clients on one device may have, overhead included; `None`: the device.
+    pub limit: Option<Bytes>,
+    /// Who goes first.
+    pub priority: Priority,
+    /// A client idle for this long is released unasked; `None`: never, and then its request is not lent either.
+    pub idle_release: Option<Duration>,
+}
+
+impl Default for TaskSpec {
+    fn default() -> Self {
+        Self {
+            request: Bytes::ZERO,
+            limit: None,
+            priority: Priority::Normal,
+            idle_release: Some(Duration::from_secs(60)),
+        }
+    }
+}
+
+/// How a reclaim ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Outcome {
+    /// What was ordered, or all that there was, is given back.
+    Done,
+    /// Work on the GPU (or a graph capture) did not end in time.
+    Busy,
+    /// A driver call failed; what was not given back is mapped again.
+    Failed,
+    /// Nothing left that can be moved.
+    NothingLeft,
+    /// The host arena had no room for more.
+    NoRoom,
+}
+
+/// What a client has, by its own account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Usage {
+    /// Physical bytes that its lease backs at present, caches included.
+    pub resident: Bytes,
+    /// Of these, bytes that no allocation uses.
+    pub cached: Bytes,
+    /// Bytes in host memory.
+    pub evicted: Bytes,
+    /// Resident bytes that cannot be moved.
+    pub pinned: Bytes,
+    /// The driver's own memory for this process.
+    pub overhead: Bytes,
+}
+
+/// Something that happened.
+///
+/// What a client says is an allegation: the arbiter never lets a number make another client's account wrong. Unknown
+/// ids are ignored with a [`crate::Note`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case"))]
+pub enum Event {
+    /// A device is there, or its figures changed.
+    Device {
+        /// Which.
+        device: DeviceId,
+        /// What clients can get in sum: the device's memory less the driver's reserve.
+        capacity: Bytes,
+        /// Held by programs that no client accounts for.
+        unmanaged: Bytes,
+    },
+    /// A new task. Answered by `TaskAccepted` or `TaskRefused`.
+    TaskAdded {
+        /// Its id, new.
+        task: TaskId,
+        /// What it may have.
+        spec: TaskSpec,
+        /// Devices that it will use; empty if nobody knows yet. With devices named, the request must fit on each of them.
+        devices: Vec<DeviceId>,
+        /// The task ran before this daemon did: it is accepted whatever the sums say.
+        adopt: bool,
+    },
+    /// New figures for a task. Answered by `TaskChanged` or `ChangeRefused`.
+    TaskChanged {
+        /// Which.
+        task: TaskId,
+        /// All its figures, the unchanged ones included.
+        spec: TaskSpec,
+        /// Accept a limit below what is live: clients are then evicted and stay so until the limit fits again.
+        force: bool,
+    },
+    /// A task ended. Clients of it that are still there leave with it.
+    TaskRemoved {
+        /// Which.
+        task: TaskId,
+    },
+    /// A process made a context on a device, or declares itself again after the daemon restarted.
+    ClientJoined {
+        /// Its id, new.
+        client: ClientId,
+        /// The task that it belongs to.
+        task: TaskId,
+        /// Where.
+        device: DeviceId,
+        /// Lease that it holds already.
+        lease: Bytes,
+        /// Its bytes in host memory.
+        evicted: Bytes,
+        /// The driver's own memory for it.
+        overhead: Bytes,
+    },
+    /// The process is dead or has left the device: all that it held is free.
+    ClientLeft {
+        /// Which.
+        client: ClientId,
+    },
+    /// More lease, please. Answered by grants that sum up to `bytes`, or one `Deny`.
+    Ask {
+        /// Who.
+        client: ClientId,
+        /// Number of the ask.
+        ask: AskId,
+        /// What for.
+        kind: AskKind,
+        /// How much.
+        bytes: Bytes,
+        /// An early out-of-memory is of no use to the program.
+        long: bool,
+    },
+    /// An ask is not needed any more. Grants that crossed it stay granted.
+    AskCancelled {
+        /// Who.
+        client: ClientId,
+        /// Which.
+        ask: AskId,
+    },
+    /// Lease that is not needed any more.
+    Returned {
+        /// Who.
+        client: ClientId,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// What a client has at present.
+    Usage {
+        /// Who.
+        client: ClientId,
+        /// What.
+        usage: Usage,
+    },
+    /// The client used the GPU since it was last heard of (at most every 100 ms or so).
+    Touched {
+        /// Who.
+        client: ClientId,
+    },
+    /// A step of a reclaim.
+    ReclaimProgress {
+        /// Who.
+        client: ClientId,
+        /// The order.
+        order: OrderId,
+        /// Lease freed in this step.
+        bytes: Bytes,
+    },
+    /// End of a reclaim.
+    ReclaimDone {
+        /// Who.
+        client: ClientId,
+        /// The order.
+        order: OrderId,
+        /// How it ended.
+        outcome: Outcome,
+        /// Bytes copied to the host by this order.
+        copied: Bytes,
+        /// Time of that copying.
+        nanos: u64,
+    },
+    /// Everything is back and the client runs.
+    Restored {
+        /// Who.
+        client: ClientId,
+        /// Bytes copied in.
+        copied: Bytes,
+        /// Time of that copying.
+        nanos: u64,
+    },
+    /// Evict a task and keep it off its devices.
+    Pause {
+        /// Which.
+        task: TaskId,
+    },
+    /// Let a paused task run again.
+    Resume {
+        /// Which.
+        task: TaskId,
+    },
+    /// Time passed: [`crate::Arbiter::next_deadline`] has come.
+    Tick,
+}

@@ -1,1 +1,0 @@
-//! A GPU's memory that is not there.

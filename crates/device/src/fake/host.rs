@@ -1,0 +1,78 @@
+//! Host memory that only fake devices can reach.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::{HostAddr, HostMemory};
+
+/// Host segments as vectors. An address says where in which; unmapped ones are gone for good, and their addresses are
+/// not used again.
+#[derive(Debug)]
+pub struct FakeHost(Mutex<Segments>);
+
+#[derive(Debug)]
+struct Segments {
+    next: usize,
+    live: BTreeMap<usize, Vec<u8>>,
+}
+
+impl Default for FakeHost {
+    fn default() -> Self {
+        Self(Mutex::new(Segments {
+            next: 0x10_0000,
+            live: BTreeMap::new(),
+        }))
+    }
+}
+
+impl FakeHost {
+    fn lock(&self) -> MutexGuard<'_, Segments> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new segment, filled with garbage.
+    #[must_use]
+    pub fn segment(&self, bytes: u64) -> HostAddr {
+        let mut host = self.lock();
+        let at = host.next;
+        let len = usize::try_from(bytes).expect("test segments are small");
+        // A gap behind it: a copy that runs over the end must not land in the next one.
+        host.next += len.next_multiple_of(0x1000) + 0x10_0000;
+        host.live.insert(at, vec![0xAA; len]);
+        HostAddr(at)
+    }
+
+    /// Segments mapped at present.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.lock().live.len()
+    }
+
+    /// Runs `with` on host bytes, if they lie inside one segment.
+    pub fn bytes<T>(&self, at: HostAddr, len: u64, with: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        let mut host = self.lock();
+        let (start, segment) = host.live.range_mut(..=at.0).next_back()?;
+        let from = at.0 - start;
+        let to = from.checked_add(usize::try_from(len).ok()?)?;
+        segment.get_mut(from..to).map(with)
+    }
+}
+
+impl HostMemory for FakeHost {
+    fn map(&self, _: BorrowedFd<'_>, bytes: u64) -> io::Result<HostAddr> {
+        Ok(self.segment(bytes))
+    }
+
+    fn unmap(&self, host: HostAddr, bytes: u64) -> io::Result<()> {
+        let mut segments = self.lock();
+        match segments.live.get(&host.0) {
+            Some(segment) if segment.len() as u64 == bytes => {
+                segments.live.remove(&host.0);
+                Ok(())
+            }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}

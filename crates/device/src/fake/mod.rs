@@ -1,0 +1,479 @@
+//! A GPU's memory that is not there: the same promises, kept in vectors, and every lie told on order.
+//!
+//! * Copies run **as late as allowed**: when their marker is waited for. Code that releases memory before the copy of it
+//!   is complete loses it here every time, not once in a thousand runs.
+//! * Fresh physical memory holds garbage, and host segments vanish when they are unmapped.
+//! * What no correct program does (copying from unmapped memory, unmapping what isn't mapped) is recorded in
+//!   [`FakeDevice::violations`], besides the error that the caller gets.
+//! * Several devices may share one [`Card`], as processes do.
+
+mod faults;
+mod host;
+mod state;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::{DeviceError, DeviceMemory, Direction, Handle, HostAddr, Marker};
+pub use faults::Call;
+use faults::Faults;
+pub use host::FakeHost;
+use state::{Copy, State};
+
+/// The physical memory that several fake devices (processes on one GPU) share.
+#[derive(Clone, Debug)]
+pub struct Card(Arc<Mutex<CardState>>);
+
+#[derive(Debug)]
+struct CardState {
+    capacity: u64,
+    used: u64,
+    peak: u64,
+}
+
+impl Card {
+    /// A card with that many bytes.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
+        Self(Arc::new(Mutex::new(CardState {
+            capacity,
+            used: 0,
+            peak: 0,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CardState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes in use.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.lock().used
+    }
+
+    /// The most that was ever in use.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.lock().peak
+    }
+
+    /// Takes bytes as a stranger does.
+    #[must_use]
+    pub fn take(&self, bytes: u64) -> bool {
+        let mut card = self.lock();
+        if card.capacity - card.used < bytes {
+            return false;
+        }
+        card.used += bytes;
+        card.peak = card.peak.max(card.used);
+        true
+    }
+
+    /// Gives bytes back.
+    pub fn give(&self, bytes: u64) {
+        self.lock().used -= bytes;
+    }
+}
+
+/// One process's view of a fake card.
+#[derive(Debug)]
+pub struct FakeDevice {
+    granularity: u64,
+    card: Card,
+    host: Arc<FakeHost>,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    state: State,
+    faults: Faults,
+    /// Kernels of the program that run.
+    work: u32,
+    gone: bool,
+    queues: [Queue; 2],
+}
+
+/// A direction's stream.
+#[derive(Debug, Default)]
+struct Queue {
+    copies: VecDeque<Copy>,
+    enqueued: u64,
+    complete: u64,
+    /// Once a copy failed, every wait fails.
+    broken: Option<DeviceError>,
+}
+
+const fn index(direction: Direction) -> usize {
+    match direction {
+        Direction::Out => 0,
+        Direction::In => 1,
+    }
+}
+
+fn invalid(call: Call) -> DeviceError {
+    DeviceError::Driver {
+        code: 1,
+        call: call.name(),
+    }
+}
+
+impl FakeDevice {
+    /// A device over a card. Copies reach the segments of `host`.
+    #[must_use]
+    pub fn new(card: Card, host: Arc<FakeHost>, granularity: u64) -> Self {
+        assert!(granularity.is_power_of_two());
+        Self {
+            granularity,
+            card,
+            host,
+            inner: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The begin of every call: counted, delayed, blocked, made to fail, as ordered.
+    fn begin(&self, call: Call) -> Result<MutexGuard<'_, Inner>, DeviceError> {
+        let mut inner = self.lock();
+        let (verdict, delay) = inner.faults.count(call);
+        if !delay.is_zero() {
+            drop(inner);
+            std::thread::sleep(delay);
+            inner = self.lock();
+        }
+        while inner.faults.blocked(call) {
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        if inner.gone {
+            return Err(DeviceError::Gone);
+        }
+        verdict.map(|()| inner)
+    }
+
+    /// The n-th call of that name from now (the next is 1) fails.
+    pub fn fail_nth(&self, call: Call, n: u64, error: DeviceError) {
+        self.lock().faults.nth(call, n, error);
+    }
+
+    /// The k-th call from now, whatever its name, fails (the next is 1).
+    pub fn fail_kth(&self, k: u64, error: DeviceError) {
+        self.lock().faults.kth(k, error);
+    }
+
+    /// Every call of that name fails until [`Self::heal`].
+    pub fn fail_always(&self, call: Call, error: DeviceError) {
+        self.lock().faults.always(call, error);
+    }
+
+    /// Takes all ordered failures, delays and blocks back.
+    pub fn heal(&self) {
+        self.lock().faults.heal();
+        self.changed.notify_all();
+    }
+
+    /// Every call of that name takes so long.
+    pub fn delay(&self, call: Call, by: Duration) {
+        self.lock().faults.delay(call, by);
+    }
+
+    /// Calls of that name do not return until [`Self::heal`].
+    pub fn block(&self, call: Call) {
+        self.lock().faults.block(call);
+    }
+
+    /// The context is gone: every call fails from now on.
+    pub fn kill(&self) {
+        self.lock().gone = true;
+    }
+
+    /// How often a call was made.
+    #[must_use]
+    pub fn calls(&self, call: Call) -> u64 {
+        self.lock().faults.calls(call)
+    }
+
+    /// How many calls were made.
+    #[must_use]
+    pub fn total_calls(&self) -> u64 {
+        self.lock().faults.total()
+    }
+
+    /// Whether an ordered failure has not happened yet.
+    #[must_use]
+    pub fn fault_pending(&self) -> bool {
+        self.lock().faults.pending()
+    }
+
+    /// A kernel of the program starts; it runs until [`Self::end_work`].
+    pub fn begin_work(&self) {
+        self.lock().work += 1;
+    }
+
+    /// A kernel of the program ends.
+    pub fn end_work(&self) {
+        let mut inner = self.lock();
+        inner.work = inner.work.saturating_sub(1);
+        drop(inner);
+        self.changed.notify_all();
+    }
+
+    /// Handles that were created and not released.
+    #[must_use]
+    pub fn handles(&self) -> usize {
+        self.lock().state.handles()
+    }
+
+    /// Bytes mapped.
+    #[must_use]
+    pub fn mapped(&self) -> u64 {
+        self.lock().state.mapped()
+    }
+
+    /// Bytes of addresses reserved.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.lock().state.reserved()
+    }
+
+    /// Host ranges registered.
+    #[must_use]
+    pub fn registered(&self) -> usize {
+        self.lock().state.registered()
+    }
+
+    /// What no correct program does, in words.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.lock().state.violations().to_vec()
+    }
+
+    /// A kernel writes.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] 700 if any byte isn't mapped with access.
+    pub fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.lock().state.write(addr, bytes)
+    }
+
+    /// A kernel reads.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn read(&self, addr: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.lock().state.read(addr, bytes)
+    }
+
+    /// Runs what is enqueued in a direction, up to a place.
+    fn run(&self, inner: &mut Inner, direction: Direction, upto: u64) {
+        let queue = &mut inner.queues[index(direction)];
+        while queue.complete < upto {
+            let Some(copy) = queue.copies.pop_front() else {
+                break;
+            };
+            queue.complete += 1;
+            if let Err(error) = inner.state.copy(&copy, &self.host) {
+                queue.broken.get_or_insert(error);
+            }
+        }
+    }
+
+    fn run_all(&self, inner: &mut Inner) {
+        for direction in [Direction::Out, Direction::In] {
+            let all = inner.queues[index(direction)].enqueued;
+            self.run(inner, direction, all);
+        }
+    }
+
+    fn enqueue(&self, call: Call, direction: Direction, copy: Copy) -> Result<(), DeviceError> {
+        let mut inner = self.begin(call)?;
+        if !inner.state.accessible(copy.dev, copy.len) {
+            inner.state.violation(format!(
+                "{} of {:#x}+{:#x}: not mapped with access",
+                call.name(),
+                copy.dev,
+                copy.len
+            ));
+            return Err(invalid(call));
+        }
+        let queue = &mut inner.queues[index(direction)];
+        queue.copies.push_back(copy);
+        queue.enqueued += 1;
+        Ok(())
+    }
+}
+
+impl DeviceMemory for FakeDevice {
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn reserve(&self, size: u64, align: u64) -> Result<u64, DeviceError> {
+        let mut inner = self.begin(Call::Reserve)?;
+        if size == 0 || !size.is_multiple_of(self.granularity) || !(align == 0 || align.is_power_of_two()) {
+            return Err(invalid(Call::Reserve));
+        }
+        Ok(inner.state.reserve(size, align.max(self.granularity)))
+    }
+
+    fn free_reservation(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::FreeReservation)?;
+        inner
+            .state
+            .unreserve(addr, size)
+            .map_err(|()| invalid(Call::FreeReservation))
+    }
+
+    fn create(&self, size: u64) -> Result<Handle, DeviceError> {
+        let mut inner = self.begin(Call::Create)?;
+        if size == 0 || !size.is_multiple_of(self.granularity) {
+            inner.state.violation(format!(
+                "create of {size:#x} bytes: no multiple of the granularity"
+            ));
+            return Err(invalid(Call::Create));
+        }
+        if !self.card.take(size) {
+            return Err(DeviceError::OutOfMemory);
+        }
+        Ok(inner.state.create(size))
+    }
+
+    fn release(&self, handle: Handle) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::Release)?;
+        let freed = inner.state.release(handle).map_err(|()| invalid(Call::Release))?;
+        self.card.give(freed);
+        Ok(())
+    }
+
+    fn map(&self, addr: u64, size: u64, handle: Handle) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::Map)?;
+        inner
+            .state
+            .map(addr, size, handle)
+            .map_err(|()| invalid(Call::Map))
+    }
+
+    fn unmap(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::Unmap)?;
+        let freed = inner.state.unmap(addr, size).map_err(|()| invalid(Call::Unmap))?;
+        self.card.give(freed);
+        Ok(())
+    }
+
+    fn set_access(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::SetAccess)?;
+        inner
+            .state
+            .set_access(addr, size)
+            .map_err(|()| invalid(Call::SetAccess))
+    }
+
+    fn copy_out(&self, host: HostAddr, dev: u64, len: u64) -> Result<(), DeviceError> {
+        self.enqueue(
+            Call::CopyOut,
+            Direction::Out,
+            Copy {
+                direction: Direction::Out,
+                host,
+                dev,
+                len,
+            },
+        )
+    }
+
+    fn copy_in(&self, dev: u64, host: HostAddr, len: u64) -> Result<(), DeviceError> {
+        self.enqueue(
+            Call::CopyIn,
+            Direction::In,
+            Copy {
+                direction: Direction::In,
+                host,
+                dev,
+                len,
+            },
+        )
+    }
+
+    fn mark(&self, direction: Direction) -> Result<Marker, DeviceError> {
+        let inner = self.begin(Call::Mark)?;
+        let at = inner.queues[index(direction)].enqueued;
+        Ok(Marker(at << 1 | index(direction) as u64))
+    }
+
+    fn wait(&self, marker: Marker) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::Wait)?;
+        let direction = if marker.0 & 1 == 0 {
+            Direction::Out
+        } else {
+            Direction::In
+        };
+        self.run(&mut inner, direction, marker.0 >> 1);
+        // A failure is of the copies that the caller waits for; the next ones start afresh.
+        inner.queues[index(direction)].broken.take().map_or(Ok(()), Err)
+    }
+
+    fn done(&self, marker: &Marker) -> Result<bool, DeviceError> {
+        let mut inner = self.begin(Call::Done)?;
+        let direction = if marker.0 & 1 == 0 {
+            Direction::Out
+        } else {
+            Direction::In
+        };
+        let at = index(direction);
+        if inner.queues[at].complete < marker.0 >> 1 {
+            // Asking is what lets time pass here: one copy further each time.
+            let next = inner.queues[at].complete + 1;
+            self.run(&mut inner, direction, next);
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn register_host(&self, host: HostAddr, len: u64) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::RegisterHost)?;
+        inner
+            .state
+            .register(host, len)
+            .map_err(|()| invalid(Call::RegisterHost))
+    }
+
+    fn unregister_host(&self, host: HostAddr, len: u64) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::UnregisterHost)?;
+        while inner.work > 0 {
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.run_all(&mut inner);
+        inner
+            .state
+            .unregister(host, len)
+            .map_err(|()| invalid(Call::UnregisterHost))
+    }
+
+    fn quiesce(&self) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::Quiesce)?;
+        while inner.work > 0 {
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.run_all(&mut inner);
+        Ok(())
+    }
+}
+
+impl Drop for FakeDevice {
+    /// A process that ends gives its memory back.
+    fn drop(&mut self) {
+        let held = self
+            .inner
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .state
+            .physical();
+        self.card.give(held);
+    }
+}

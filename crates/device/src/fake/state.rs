@@ -1,0 +1,318 @@
+//! Reservations, physical memory and mappings: the driver's rules about them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::FakeHost;
+use crate::{DeviceError, Direction, Handle, HostAddr};
+
+#[derive(Debug)]
+pub(super) struct Copy {
+    pub(super) direction: Direction,
+    pub(super) host: HostAddr,
+    pub(super) dev: u64,
+    pub(super) len: u64,
+}
+
+#[derive(Debug)]
+struct Physical {
+    bytes: Vec<u8>,
+    released: bool,
+    mappings: u32,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    size: u64,
+    handle: u64,
+    access: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    next_address: u64,
+    next_handle: u64,
+    reservations: BTreeMap<u64, u64>,
+    physical: HashMap<u64, Physical>,
+    mappings: BTreeMap<u64, Mapping>,
+    registered: BTreeMap<usize, u64>,
+    violations: Vec<String>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            next_address: 0x7000_0000_0000,
+            next_handle: 1,
+            reservations: BTreeMap::new(),
+            physical: HashMap::new(),
+            mappings: BTreeMap::new(),
+            registered: BTreeMap::new(),
+            violations: Vec::new(),
+        }
+    }
+}
+
+const ILLEGAL_ADDRESS: DeviceError = DeviceError::Driver {
+    code: 700,
+    call: "kernel",
+};
+
+impl State {
+    pub(super) fn violation(&mut self, text: String) {
+        self.violations.push(text);
+    }
+
+    pub(super) fn violations(&self) -> &[String] {
+        &self.violations
+    }
+
+    pub(super) fn reserve(&mut self, size: u64, align: u64) -> u64 {
+        let at = self.next_address.next_multiple_of(align);
+        self.next_address = at + size + align;
+        self.reservations.insert(at, size);
+        at
+    }
+
+    pub(super) fn unreserve(&mut self, addr: u64, size: u64) -> Result<(), ()> {
+        let used = self.overlaps(addr, size);
+        if self.reservations.get(&addr) != Some(&size) || used {
+            self.violation(format!(
+                "free_reservation of {addr:#x}+{size:#x}: not reserved so, or in use"
+            ));
+            return Err(());
+        }
+        self.reservations.remove(&addr);
+        Ok(())
+    }
+
+    fn overlaps(&self, addr: u64, size: u64) -> bool {
+        self.mappings
+            .range(..addr + size)
+            .next_back()
+            .is_some_and(|(at, m)| at + m.size > addr)
+    }
+
+    pub(super) fn create(&mut self, size: u64) -> Handle {
+        let handle = self.next_handle;
+        self.next_handle += 1;
+        let len = usize::try_from(size).expect("test sizes are small");
+        self.physical.insert(
+            handle,
+            Physical {
+                bytes: vec![0xDD; len],
+                released: false,
+                mappings: 0,
+            },
+        );
+        Handle(handle)
+    }
+
+    /// Bytes that the card gets back.
+    pub(super) fn release(&mut self, handle: Handle) -> Result<u64, ()> {
+        match self.physical.get_mut(&handle.0) {
+            Some(physical) if !physical.released => {
+                physical.released = true;
+                Ok(self.drop_unused(handle.0))
+            }
+            _ => {
+                self.violation(format!("release of {handle:?}: no such handle"));
+                Err(())
+            }
+        }
+    }
+
+    fn drop_unused(&mut self, handle: u64) -> u64 {
+        match self.physical.get(&handle) {
+            Some(p) if p.released && p.mappings == 0 => {
+                let bytes = p.bytes.len() as u64;
+                self.physical.remove(&handle);
+                bytes
+            }
+            _ => 0,
+        }
+    }
+
+    pub(super) fn map(&mut self, addr: u64, size: u64, handle: Handle) -> Result<(), ()> {
+        let inside = self
+            .reservations
+            .range(..=addr)
+            .next_back()
+            .is_some_and(|(at, len)| addr + size <= at + len);
+        let fits = self
+            .physical
+            .get(&handle.0)
+            .is_some_and(|p| !p.released && p.bytes.len() as u64 == size);
+        if !inside || !fits || self.overlaps(addr, size) {
+            self.violation(format!("map of {handle:?} at {addr:#x}+{size:#x}: not possible"));
+            return Err(());
+        }
+        if let Some(physical) = self.physical.get_mut(&handle.0) {
+            physical.mappings += 1;
+        }
+        self.mappings.insert(
+            addr,
+            Mapping {
+                size,
+                handle: handle.0,
+                access: false,
+            },
+        );
+        Ok(())
+    }
+
+    /// The mappings that lie in a range, if they cover it without a gap or an overhang.
+    fn covered(&self, addr: u64, size: u64) -> Option<Vec<u64>> {
+        let mut at = addr;
+        let mut found = Vec::new();
+        while at < addr + size {
+            let mapping = self.mappings.get(&at)?;
+            found.push(at);
+            at += mapping.size;
+        }
+        (at == addr + size).then_some(found)
+    }
+
+    /// Bytes that the card gets back.
+    pub(super) fn unmap(&mut self, addr: u64, size: u64) -> Result<u64, ()> {
+        let Some(found) = self.covered(addr, size) else {
+            self.violation(format!(
+                "unmap of {addr:#x}+{size:#x}: not a run of whole mappings"
+            ));
+            return Err(());
+        };
+        let mut freed = 0;
+        for at in found {
+            if let Some(mapping) = self.mappings.remove(&at) {
+                if let Some(physical) = self.physical.get_mut(&mapping.handle) {
+                    physical.mappings -= 1;
+                }
+                freed += self.drop_unused(mapping.handle);
+            }
+        }
+        Ok(freed)
+    }
+
+    pub(super) fn set_access(&mut self, addr: u64, size: u64) -> Result<(), ()> {
+        let Some(found) = self.covered(addr, size) else {
+            self.violation(format!(
+                "set_access of {addr:#x}+{size:#x}: not a run of whole mappings"
+            ));
+            return Err(());
+        };
+        for at in found {
+            if let Some(mapping) = self.mappings.get_mut(&at) {
+                mapping.access = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pieces of a range: handle, offset in it, length. `None` if a byte has no access.
+    fn pieces(&self, addr: u64, len: u64) -> Option<Vec<(u64, usize, usize)>> {
+        let mut pieces = Vec::new();
+        let mut at = addr;
+        while at < addr + len {
+            let (start, mapping) = self.mappings.range(..=at).next_back()?;
+            let end = start + mapping.size;
+            if !mapping.access || end <= at {
+                return None;
+            }
+            let upto = end.min(addr + len);
+            let as_usize = |n| usize::try_from(n).expect("test sizes are small");
+            pieces.push((mapping.handle, as_usize(at - start), as_usize(upto - at)));
+            at = upto;
+        }
+        Some(pieces)
+    }
+
+    pub(super) fn accessible(&self, addr: u64, len: u64) -> bool {
+        self.pieces(addr, len).is_some()
+    }
+
+    pub(super) fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let pieces = self.pieces(addr, bytes.len() as u64).ok_or(ILLEGAL_ADDRESS)?;
+        let mut rest = bytes;
+        for (handle, from, len) in pieces {
+            let (now, later) = rest.split_at(len);
+            if let Some(physical) = self.physical.get_mut(&handle) {
+                physical.bytes[from..from + len].copy_from_slice(now);
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&self, addr: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let pieces = self.pieces(addr, bytes.len() as u64).ok_or(ILLEGAL_ADDRESS)?;
+        let mut rest = bytes;
+        for (handle, from, len) in pieces {
+            let (now, later) = rest.split_at_mut(len);
+            if let Some(physical) = self.physical.get(&handle) {
+                now.copy_from_slice(&physical.bytes[from..from + len]);
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+
+    pub(super) fn copy(&mut self, copy: &Copy, host: &FakeHost) -> Result<(), DeviceError> {
+        let result = host.bytes(copy.host, copy.len, |bytes| match copy.direction {
+            Direction::Out => self.read(copy.dev, bytes),
+            Direction::In => self.write(copy.dev, bytes),
+        });
+        match result {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => {
+                self.violation(format!("{copy:?} ran when the device memory was gone"));
+                Err(error)
+            }
+            None => {
+                self.violation(format!("{copy:?} ran when the host memory was gone"));
+                Err(ILLEGAL_ADDRESS)
+            }
+        }
+    }
+
+    pub(super) fn register(&mut self, host: HostAddr, len: u64) -> Result<(), ()> {
+        let overlaps = self
+            .registered
+            .range(..host.offset(len).0)
+            .next_back()
+            .is_some_and(|(at, n)| HostAddr(*at).offset(*n).0 > host.0);
+        if overlaps {
+            self.violation(format!("register_host of {host:?}: registered already"));
+            return Err(());
+        }
+        self.registered.insert(host.0, len);
+        Ok(())
+    }
+
+    pub(super) fn unregister(&mut self, host: HostAddr, len: u64) -> Result<(), ()> {
+        if self.registered.get(&host.0) != Some(&len) {
+            self.violation(format!("unregister_host of {host:?}: not registered so"));
+            return Err(());
+        }
+        self.registered.remove(&host.0);
+        Ok(())
+    }
+
+    pub(super) fn handles(&self) -> usize {
+        self.physical.values().filter(|p| !p.released).count()
+    }
+
+    pub(super) fn physical(&self) -> u64 {
+        self.physical.values().map(|p| p.bytes.len() as u64).sum()
+    }
+
+    pub(super) fn mapped(&self) -> u64 {
+        self.mappings.values().map(|m| m.size).sum()
+    }
+
+    pub(super) fn reserved(&self) -> u64 {
+        self.reservations.values().sum()
+    }
+
+    pub(super) fn registered(&self) -> usize {
+        self.registered.len()
+    }
+}

@@ -1,214 +1,288 @@
-//! [`CudaDevice`]: one GPU's memory through the driver's calls.
+//! [`CudaDevice`]: [`DeviceMemory`] by the driver's calls.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use core::ffi::c_void;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use ebb_abi::{
-    CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MEM_ALLOCATION_TYPE_PINNED,
-    CU_MEM_LOCATION_TYPE_DEVICE, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
-    CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUresult, CUstream,
-    Zero,
-};
+use ebb_abi::*;
 use ebb_device::{DeviceError, DeviceMemory, Direction, Handle, HostAddr, Marker};
+use ebb_units::{Bytes, DeviceUuid};
 
-use crate::{CallScope, DriverTable};
+use crate::{DriverTable, Scope, check};
 
-const STREAM_NON_BLOCKING: u32 = 1;
-/// An event that a thread sleeps for rather than spins: the program's threads need the processor.
-const EVENT_BLOCKING_SYNC: u32 = 1;
-const EVENT_DISABLE_TIMING: u32 = 2;
-const HOST_REGISTER_PORTABLE: u32 = 1;
-/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
-const ATTRIBUTE_RDMA_WITH_VMM: CUdevice_attribute = CUdevice_attribute(110);
+/// What the driver says about a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Its identity.
+    pub uuid: DeviceUuid,
+    /// Its memory.
+    pub total: Bytes,
+    /// Whether it has virtual memory calls at all.
+    pub vmm: bool,
+    /// Whether network cards may read and write such memory.
+    pub rdma: bool,
+}
 
-/// One GPU's memory, through contexts that belong to the program.
-///
-/// Memory and addresses belong to the process, not to a context, so they outlive each; streams and events do not, and are
-/// made anew in another live context when theirs goes.
+impl DeviceFacts {
+    /// Asks the driver.
+    ///
+    /// # Errors
+    /// [`DeviceError`] if it does not know the device.
+    pub fn read(table: &DriverTable, device: CUdevice) -> Result<Self, DeviceError> {
+        let mut uuid = CUuuid::default();
+        // SAFETY: a valid place for 16 bytes.
+        let newer = unsafe { table.cuDeviceGetUuid_v2(&raw mut uuid, device) };
+        if !newer.is_success() {
+            // SAFETY: as above. Drivers before 11.4 have only this form.
+            check("cuDeviceGetUuid", unsafe {
+                table.cuDeviceGetUuid(&raw mut uuid, device)
+            })?;
+        }
+        let mut total = 0usize;
+        // SAFETY: a valid place for the answer.
+        check("cuDeviceTotalMem", unsafe {
+            table.cuDeviceTotalMem_v2(&raw mut total, device)
+        })?;
+        let has = |attribute| {
+            let mut value = 0;
+            // SAFETY: a valid place for the answer. An unknown attribute is an error, and then the answer is no.
+            let known = unsafe { table.cuDeviceGetAttribute(&raw mut value, attribute, device) };
+            known.is_success() && value != 0
+        };
+        Ok(Self {
+            uuid: DeviceUuid(uuid.bytes.map(|byte| byte.cast_unsigned())),
+            total: Bytes(total as u64),
+            vmm: has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
+            rdma: has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+        })
+    }
+}
+
+/// One GPU's memory, by the driver's calls in a context of the program.
 ///
 /// # Locks
-/// `state` is held only to read or change the lists, never across a driver call that may wait. Making a stream or an event under
-/// it is defended: those calls do not wait for work, and two threads must not both make the stream.
+/// `contexts`, then `lanes`, then `access`. Driver calls are made under `lanes` (making a stream or event, rare) and
+/// `access` (so that a peer which joins misses no range); neither waits for the GPU.
 #[derive(Debug)]
 pub struct CudaDevice {
-    table: DriverTable,
+    table: Arc<DriverTable>,
     device: CUdevice,
-    prop: CUmemAllocationProp,
     granularity: u64,
-    state: Mutex<State>,
+    rdma: bool,
+    /// The program's contexts on this device; calls are made in the first.
+    contexts: RwLock<Vec<CUcontext>>,
+    lanes: Mutex<Lanes>,
+    access: Mutex<Access>,
 }
 
-// SAFETY: the raw pointer in `prop` (a Windows field) is null and never followed; everything else is integers and a lock.
-unsafe impl Send for CudaDevice {}
-// SAFETY: as above; `prop` is never written after construction.
-unsafe impl Sync for CudaDevice {}
-
+/// The streams of our own, made at the first copy, in the context that was the first then.
 #[derive(Debug, Default)]
-struct State {
-    /// The program's live contexts on this device, oldest first. Copies run in the first.
-    contexts: Vec<CUcontext>,
-    /// Streams and spare events of the first context.
-    copying: Option<Copying>,
-}
-
-#[derive(Debug)]
-struct Copying {
+struct Lanes {
     context: CUcontext,
     out: CUstream,
-    in_: CUstream,
-    spare: Vec<CUevent>,
+    into: CUstream,
+    /// Events that nobody waits for.
+    idle: Vec<CUevent>,
+}
+
+/// Who may use which ranges.
+#[derive(Debug, Default)]
+struct Access {
+    /// Ranges that have access now: start and size.
+    ranges: BTreeMap<u64, u64>,
+    /// Other devices that the program has enabled access from.
+    peers: Vec<CUdevice>,
 }
 
 impl CudaDevice {
-    /// A device with its first context.
+    /// A device on which the program has made a first context.
     ///
     /// # Errors
-    /// The driver's, for instance if it has no virtual-memory calls.
-    pub fn new(table: DriverTable, device: CUdevice, context: CUcontext) -> Result<Self, DeviceError> {
-        let mut prop = CUmemAllocationProp {
-            type_: CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: CUmemLocation {
-                type_: CU_MEM_LOCATION_TYPE_DEVICE,
-                u: device.0.cast_unsigned(),
-            },
-            ..CUmemAllocationProp::ZERO
+    /// [`DeviceError`] if the driver does not say a granularity, which means that it has no virtual memory calls for it.
+    pub fn new(
+        table: Arc<DriverTable>,
+        device: CUdevice,
+        context: CUcontext,
+        facts: &DeviceFacts,
+    ) -> Result<Self, DeviceError> {
+        let mut this = Self {
+            table,
+            device,
+            granularity: 0,
+            rdma: facts.rdma,
+            contexts: RwLock::new(vec![context]),
+            lanes: Mutex::default(),
+            access: Mutex::default(),
         };
-        let mut rdma = 0;
-        // SAFETY: `rdma` is a live integer. A driver that does not know the attribute leaves it 0.
-        let known = unsafe { table.device_attribute(&raw mut rdma, ATTRIBUTE_RDMA_WITH_VMM, device) };
-        if known.is_ok() && rdma != 0 {
-            // `cuMemAlloc` memory can be registered for RDMA; so can ours. Byte 1 of the flags is `gpuDirectRDMACapable`.
-            prop.allocFlags[0] = u16::from_ne_bytes([0, 1]);
-        }
-        let mut granularity = 0;
-        // SAFETY: `granularity` and `prop` are live values.
-        unsafe {
-            table.granularity(
+        let mut granularity = 0usize;
+        let prop = this.prop();
+        // SAFETY: valid places for the question and the answer.
+        let answer = unsafe {
+            this.table.cuMemGetAllocationGranularity(
                 &raw mut granularity,
                 &raw const prop,
                 CU_MEM_ALLOC_GRANULARITY_MINIMUM,
             )
-        }?;
-        let state = State {
-            contexts: vec![context],
-            copying: None,
         };
-        Ok(Self {
-            table,
-            device,
-            prop,
-            granularity: granularity as u64,
-            state: Mutex::new(state),
-        })
+        check("cuMemGetAllocationGranularity", answer)?;
+        this.granularity = granularity as u64;
+        if !this.granularity.is_power_of_two() {
+            return Err(DeviceError::Driver {
+                code: CUresult::ERROR_NOT_SUPPORTED.0,
+                call: "cuMemGetAllocationGranularity",
+            });
+        }
+        Ok(this)
     }
 
-    /// The calls that it makes.
-    #[must_use]
-    pub const fn table(&self) -> &DriverTable {
-        &self.table
-    }
-
-    /// A further context of the program's on this device.
+    /// The program made another context on this device.
     pub fn add_context(&self, context: CUcontext) {
-        let mut state = self.state();
-        if !state.contexts.contains(&context) {
-            state.contexts.push(context);
+        let mut contexts = self.contexts.write().unwrap_or_else(PoisonError::into_inner);
+        if !contexts.contains(&context) {
+            contexts.push(context);
         }
     }
 
-    /// A context is about to be destroyed: its streams are used no more. Whether others are left.
+    /// The program is about to destroy a context. Answers whether another one is left; if none is, the caller must have
+    /// detached the device before. Our streams move to another context. No copy may be under way.
     pub fn remove_context(&self, context: CUcontext) -> bool {
-        let mut state = self.state();
-        state.contexts.retain(|c| *c != context);
-        // The driver destroys the streams and events with their context.
-        state.copying.take_if(|copying| copying.context == context);
-        !state.contexts.is_empty()
+        let mut contexts = self.contexts.write().unwrap_or_else(PoisonError::into_inner);
+        contexts.retain(|&known| known != context);
+        let mut lanes = self.lanes();
+        if lanes.context == context && !context.is_null() {
+            self.drop_lanes(&mut lanes);
+        }
+        !contexts.is_empty()
     }
 
-    /// What the driver says is free and in all on the card.
+    /// Lets another device use all memory of this one, now and later.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn driver_mem_info(&self) -> Result<(u64, u64), DeviceError> {
-        let (mut free, mut total) = (0, 0);
+    /// [`DeviceError`]; the peer has no access.
+    pub fn add_peer(&self, peer: CUdevice) -> Result<(), DeviceError> {
+        let mut access = self.access();
+        if access.peers.contains(&peer) || peer == self.device {
+            return Ok(());
+        }
         let _scope = self.scope()?;
-        // SAFETY: both are live integers.
-        unsafe { self.table.mem_info(&raw mut free, &raw mut total) }?;
-        Ok((free as u64, total as u64))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn first_context(&self) -> Result<CUcontext, DeviceError> {
-        self.state().contexts.first().copied().ok_or(DeviceError::Gone)
-    }
-
-    fn scope(&self) -> Result<CallScope<'_>, DeviceError> {
-        CallScope::enter(&self.table, self.first_context()?)
-    }
-
-    /// The context of the copies and a direction's stream in it, made when first needed.
-    fn stream(&self, direction: Direction) -> Result<(CUcontext, CUstream), DeviceError> {
-        let mut state = self.state();
-        if state.copying.is_none() {
-            let context = state.contexts.first().copied().ok_or(DeviceError::Gone)?;
-            state.copying = Some(self.make_streams(context)?);
+        for (&addr, &size) in &access.ranges {
+            self.set_access_for(addr, size, &[peer])?;
         }
-        let copying = state.copying.as_ref().ok_or(DeviceError::Gone)?;
-        let stream = match direction {
-            Direction::Out => copying.out,
-            Direction::In => copying.in_,
+        access.peers.push(peer);
+        Ok(())
+    }
+
+    fn prop(&self) -> CUmemAllocationProp {
+        let mut prop = CUmemAllocationProp {
+            type_: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: location(self.device),
+            ..CUmemAllocationProp::default()
         };
-        Ok((copying.context, stream))
+        // The bytes of the flags: compression, gpuDirectRDMACapable, usage (2 bytes), reserved.
+        prop.allocFlags[0] = u16::from_ne_bytes([0, u8::from(self.rdma)]);
+        prop
     }
 
-    fn make_streams(&self, context: CUcontext) -> Result<Copying, DeviceError> {
-        let _scope = CallScope::enter(&self.table, context)?;
-        let (mut out, mut in_) = (CUstream::NULL, CUstream::NULL);
-        // SAFETY: `out` is a live handle to be written.
-        unsafe { self.table.stream_create(&raw mut out, STREAM_NON_BLOCKING) }?;
-        // SAFETY: as above.
-        if let Err(error) = unsafe { self.table.stream_create(&raw mut in_, STREAM_NON_BLOCKING) } {
-            // SAFETY: the stream was just made and nobody else knows it.
-            let _ = unsafe { self.table.stream_destroy(out) };
-            return Err(error);
+    fn scope(&self) -> Result<Scope<'_>, DeviceError> {
+        self.first_context().map(|(scope, _)| scope)
+    }
+
+    fn first_context(&self) -> Result<(Scope<'_>, CUcontext), DeviceError> {
+        let first = self
+            .contexts
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .first()
+            .copied();
+        let context = first.ok_or(DeviceError::Gone)?;
+        Ok((Scope::enter(&self.table, context)?, context))
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn access(&self) -> MutexGuard<'_, Access> {
+        self.access.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stream of a direction, in the first context, of which the caller holds a [`Scope`].
+    fn stream(
+        &self,
+        lanes: &mut Lanes,
+        first: CUcontext,
+        direction: Direction,
+    ) -> Result<CUstream, DeviceError> {
+        if lanes.context.is_null() {
+            lanes.context = first;
         }
-        Ok(Copying {
-            context,
-            out,
-            in_,
-            spare: Vec::new(),
-        })
-    }
-
-    /// Puts an event back for the next marker, if its context still lives.
-    fn recycle(&self, context: CUcontext, event: CUevent) {
-        let mut state = self.state();
-        if let Some(copying) = state
-            .copying
-            .as_mut()
-            .filter(|copying| copying.context == context)
-        {
-            copying.spare.push(event);
+        let stream = match direction {
+            Direction::Out => &mut lanes.out,
+            Direction::In => &mut lanes.into,
+        };
+        if stream.is_null() {
+            let mut new = CUstream::NULL;
+            // SAFETY: a valid place. Non-blocking: never ordered with the program's own default stream.
+            check("cuStreamCreate", unsafe {
+                self.table.cuStreamCreate(&raw mut new, CU_STREAM_NON_BLOCKING.0)
+            })?;
+            *stream = new;
         }
+        Ok(*stream)
     }
 
-    fn copying_context(&self) -> Result<CUcontext, DeviceError> {
-        self.state()
-            .copying
-            .as_ref()
-            .map(|copying| copying.context)
-            .ok_or(DeviceError::Gone)
+    /// Streams and events die with their context, so that errors are of no interest.
+    fn drop_lanes(&self, lanes: &mut Lanes) {
+        if let Ok(_scope) = Scope::enter(&self.table, lanes.context) {
+            for stream in [lanes.out, lanes.into] {
+                if !stream.is_null() {
+                    // SAFETY: a stream of ours with no work on it (the caller's contract), named here for the last time.
+                    let _ = unsafe { self.table.cuStreamDestroy_v2(stream) };
+                }
+            }
+            for &event in &lanes.idle {
+                // SAFETY: an event of ours that nobody waits for, named here for the last time.
+                let _ = unsafe { self.table.cuEventDestroy_v2(event) };
+            }
+        }
+        *lanes = Lanes::default();
+    }
+
+    /// The caller holds a [`Scope`].
+    fn set_access_for(&self, addr: u64, size: u64, devices: &[CUdevice]) -> Result<(), DeviceError> {
+        let descriptions: Vec<CUmemAccessDesc> = devices
+            .iter()
+            .map(|&device| CUmemAccessDesc {
+                location: location(device),
+                flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            })
+            .collect();
+        // SAFETY: the descriptions are valid for their count. The driver checks the range.
+        let answer = unsafe {
+            self.table.cuMemSetAccess(
+                CUdeviceptr(addr),
+                Bytes(size).to_usize(),
+                descriptions.as_ptr(),
+                descriptions.len(),
+            )
+        };
+        check("cuMemSetAccess", answer)
     }
 }
 
-fn size(bytes: u64) -> Result<usize, DeviceError> {
-    let too_large = DeviceError::Driver {
-        code: CUresult::ERROR_INVALID_VALUE.0,
-        call: "a size beyond addresses",
-    };
-    usize::try_from(bytes).map_err(|_| too_large)
+fn location(device: CUdevice) -> CUmemLocation {
+    CUmemLocation {
+        type_: CU_MEM_LOCATION_TYPE_DEVICE,
+        u: device.0.cast_unsigned(),
+    }
+}
+
+fn host_pointer(host: HostAddr) -> *mut c_void {
+    core::ptr::with_exposed_provenance_mut(host.0)
+}
+
+fn event_of(marker: &Marker) -> CUevent {
+    CUevent(Bytes(marker.0).to_usize())
 }
 
 impl DeviceMemory for CudaDevice {
@@ -216,178 +290,268 @@ impl DeviceMemory for CudaDevice {
         self.granularity
     }
 
-    fn reserve(&self, bytes: u64, align: u64) -> Result<u64, DeviceError> {
-        let mut ptr = CUdeviceptr(0);
+    fn reserve(&self, size: u64, align: u64) -> Result<u64, DeviceError> {
         let _scope = self.scope()?;
-        // SAFETY: `ptr` is a live value to be written; no fixed address is asked for.
-        unsafe {
+        let mut at = CUdeviceptr::NULL;
+        let align = if align <= self.granularity {
+            0
+        } else {
+            Bytes(align).to_usize()
+        };
+        // SAFETY: a valid place for the answer.
+        let answer = unsafe {
             self.table
-                .address_reserve(&raw mut ptr, size(bytes)?, size(align)?, CUdeviceptr(0), 0)
-        }?;
-        Ok(ptr.0)
+                .cuMemAddressReserve(&raw mut at, Bytes(size).to_usize(), align, CUdeviceptr::NULL, 0)
+        };
+        check("cuMemAddressReserve", answer)?;
+        Ok(at.0)
     }
 
-    fn free_reservation(&self, addr: u64, bytes: u64) -> Result<(), DeviceError> {
+    fn free_reservation(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
         let _scope = self.scope()?;
-        // SAFETY: plain integers; the driver refuses what is no reservation.
-        unsafe { self.table.address_free(CUdeviceptr(addr), size(bytes)?) }
+        // SAFETY: no pointers; the driver checks the range.
+        check("cuMemAddressFree", unsafe {
+            self.table
+                .cuMemAddressFree(CUdeviceptr(addr), Bytes(size).to_usize())
+        })
     }
 
-    fn create(&self, bytes: u64) -> Result<Handle, DeviceError> {
-        let mut handle = CUmemGenericAllocationHandle(0);
+    fn create(&self, size: u64) -> Result<Handle, DeviceError> {
         let _scope = self.scope()?;
-        // SAFETY: `handle` and `prop` are live values.
-        unsafe {
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        let prop = self.prop();
+        // SAFETY: valid places for the properties and the answer.
+        let answer = unsafe {
             self.table
-                .create(&raw mut handle, size(bytes)?, &raw const self.prop, 0)
-        }?;
+                .cuMemCreate(&raw mut handle, Bytes(size).to_usize(), &raw const prop, 0)
+        };
+        check("cuMemCreate", answer)?;
         Ok(Handle(handle.0))
     }
 
     fn release(&self, handle: Handle) -> Result<(), DeviceError> {
-        let _scope = self.scope()?;
-        // SAFETY: the handle came from `create` and is released once: the pool owns it.
-        unsafe { self.table.release(CUmemGenericAllocationHandle(handle.0)) }
+        // SAFETY: no pointers; the driver checks the handle.
+        check("cuMemRelease", unsafe {
+            self.table.cuMemRelease(CUmemGenericAllocationHandle(handle.0))
+        })
     }
 
-    fn map(&self, addr: u64, bytes: u64, handle: Handle) -> Result<(), DeviceError> {
+    fn map(&self, addr: u64, size: u64, handle: Handle) -> Result<(), DeviceError> {
         let _scope = self.scope()?;
-        // SAFETY: plain integers; the driver checks that the range is reserved and unmapped.
-        unsafe {
-            self.table.map(
-                CUdeviceptr(addr),
-                size(bytes)?,
-                0,
-                CUmemGenericAllocationHandle(handle.0),
-                0,
-            )
-        }
-    }
-
-    fn unmap(&self, addr: u64, bytes: u64) -> Result<(), DeviceError> {
-        let _scope = self.scope()?;
-        // SAFETY: the caller has closed the gate and waited for all work, or nothing of the program uses the range.
-        unsafe { self.table.unmap(CUdeviceptr(addr), size(bytes)?) }
-    }
-
-    fn set_access(&self, addr: u64, bytes: u64) -> Result<(), DeviceError> {
-        let access = CUmemAccessDesc {
-            location: CUmemLocation {
-                type_: CU_MEM_LOCATION_TYPE_DEVICE,
-                u: self.device.0.cast_unsigned(),
-            },
-            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        let _scope = self.scope()?;
-        // SAFETY: one live descriptor, count 1.
-        unsafe {
+        let handle = CUmemGenericAllocationHandle(handle.0);
+        // SAFETY: no pointers of the host; the driver checks range and handle.
+        let answer = unsafe {
             self.table
-                .set_access(CUdeviceptr(addr), size(bytes)?, &raw const access, 1)
+                .cuMemMap(CUdeviceptr(addr), Bytes(size).to_usize(), 0, handle, 0)
+        };
+        check("cuMemMap", answer)
+    }
+
+    fn unmap(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
+        let mut access = self.access();
+        // Without a context (it was destroyed already) unmapping still works, and is what is left to do.
+        let _scope = self.scope().ok();
+        // SAFETY: no pointers of the host; the driver checks the range. That no work uses it is the caller's contract.
+        check("cuMemUnmap", unsafe {
+            self.table.cuMemUnmap(CUdeviceptr(addr), Bytes(size).to_usize())
+        })?;
+        cut(&mut access.ranges, addr, addr + size);
+        Ok(())
+    }
+
+    fn set_access(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
+        let mut access = self.access();
+        let _scope = self.scope()?;
+        if access.peers.is_empty() {
+            self.set_access_for(addr, size, &[self.device])?;
+        } else {
+            let devices: Vec<CUdevice> = core::iter::once(self.device)
+                .chain(access.peers.iter().copied())
+                .collect();
+            self.set_access_for(addr, size, &devices)?;
         }
+        cut(&mut access.ranges, addr, addr + size);
+        access.ranges.insert(addr, size);
+        Ok(())
     }
 
     fn copy_out(&self, host: HostAddr, dev: u64, len: u64) -> Result<(), DeviceError> {
-        let (context, stream) = self.stream(Direction::Out)?;
-        let _scope = CallScope::enter(&self.table, context)?;
-        // SAFETY: the caller keeps `len` bytes of host memory and the device range alive until it has waited for a marker
-        // behind this copy (contract of `DeviceMemory`).
-        unsafe {
-            self.table
-                .copy_out_async(host.0 as *mut _, CUdeviceptr(dev), size(len)?, stream)
-        }
+        let (_scope, first) = self.first_context()?;
+        let stream = self.stream(&mut self.lanes(), first, Direction::Out)?;
+        // SAFETY: the caller's contract: `host` is `len` bytes that stay mapped, and that nobody else uses, until the copy's marker was
+        // waited for. The driver checks the device's side.
+        let answer = unsafe {
+            self.table.cuMemcpyDtoHAsync_v2(
+                host_pointer(host),
+                CUdeviceptr(dev),
+                Bytes(len).to_usize(),
+                stream,
+            )
+        };
+        check("cuMemcpyDtoHAsync", answer)
     }
 
     fn copy_in(&self, dev: u64, host: HostAddr, len: u64) -> Result<(), DeviceError> {
-        let (context, stream) = self.stream(Direction::In)?;
-        let _scope = CallScope::enter(&self.table, context)?;
+        let (_scope, first) = self.first_context()?;
+        let stream = self.stream(&mut self.lanes(), first, Direction::In)?;
         // SAFETY: as in `copy_out`.
-        unsafe {
-            self.table
-                .copy_in_async(CUdeviceptr(dev), host.0 as *const _, size(len)?, stream)
-        }
+        let answer = unsafe {
+            self.table.cuMemcpyHtoDAsync_v2(
+                CUdeviceptr(dev),
+                host_pointer(host),
+                Bytes(len).to_usize(),
+                stream,
+            )
+        };
+        check("cuMemcpyHtoDAsync", answer)
     }
 
     fn mark(&self, direction: Direction) -> Result<Marker, DeviceError> {
-        let (context, stream) = self.stream(direction)?;
-        let spare = self
-            .state()
-            .copying
-            .as_mut()
-            .and_then(|copying| copying.spare.pop());
-        let _scope = CallScope::enter(&self.table, context)?;
-        let event = match spare {
+        let (_scope, first) = self.first_context()?;
+        let mut lanes = self.lanes();
+        let stream = self.stream(&mut lanes, first, direction)?;
+        let event = match lanes.idle.pop() {
             Some(event) => event,
             None => {
                 let mut event = CUevent::NULL;
-                // SAFETY: `event` is a live handle to be written.
-                unsafe {
-                    self.table
-                        .event_create(&raw mut event, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING)
-                }?;
+                let flags = CU_EVENT_DISABLE_TIMING.0 | CU_EVENT_BLOCKING_SYNC.0;
+                // SAFETY: a valid place for the answer.
+                check("cuEventCreate", unsafe {
+                    self.table.cuEventCreate(&raw mut event, flags)
+                })?;
                 event
             }
         };
-        // SAFETY: event and stream are live ones of this context.
-        if let Err(error) = unsafe { self.table.event_record(event, stream) } {
-            self.recycle(context, event);
+        // SAFETY: an event and a stream of ours, of one context.
+        let answer = check("cuEventRecord", unsafe {
+            self.table.cuEventRecord(event, stream)
+        });
+        if let Err(error) = answer {
+            lanes.idle.push(event);
             return Err(error);
         }
         Ok(Marker(event.0 as u64))
     }
 
     fn wait(&self, marker: Marker) -> Result<(), DeviceError> {
-        let context = self.copying_context()?;
-        let event = CUevent(size(marker.0)?);
-        let _scope = CallScope::enter(&self.table, context)?;
-        // SAFETY: the event came from `mark` and is waited for once.
-        let waited = unsafe { self.table.event_synchronize(event) };
-        if waited.is_ok() {
-            self.recycle(context, event);
-        } else {
-            // SAFETY: nobody else knows the event; after an error it is not trusted with another marker.
-            let _ = unsafe { self.table.event_destroy(event) };
+        let _scope = self.scope()?;
+        let event = event_of(&marker);
+        // SAFETY: an event that `mark` made and that goes back to the idle ones only below.
+        let answer = check("cuEventSynchronize", unsafe {
+            self.table.cuEventSynchronize(event)
+        });
+        // After a failure nothing is known about the event: it is left behind.
+        if answer.is_ok() {
+            self.lanes().idle.push(event);
         }
-        waited
+        answer
     }
 
     fn done(&self, marker: &Marker) -> Result<bool, DeviceError> {
-        let _scope = CallScope::enter(&self.table, self.copying_context()?)?;
-        // SAFETY: the event came from `mark` and has not been waited for.
-        match unsafe { self.table.event_query(CUevent(size(marker.0)?)) } {
-            Ok(()) => Ok(true),
-            Err(DeviceError::Driver { code, .. }) if code == CUresult::ERROR_NOT_READY.0 => Ok(false),
-            Err(error) => Err(error),
+        let _scope = self.scope()?;
+        // SAFETY: as in `wait`.
+        match unsafe { self.table.cuEventQuery(event_of(marker)) } {
+            CUresult::ERROR_NOT_READY => Ok(false),
+            other => check("cuEventQuery", other).map(|()| true),
         }
     }
 
     fn register_host(&self, host: HostAddr, len: u64) -> Result<(), DeviceError> {
         let _scope = self.scope()?;
-        // SAFETY: the caller keeps the range mapped until it has unregistered it.
-        unsafe {
-            self.table
-                .host_register(host.0 as *mut _, size(len)?, HOST_REGISTER_PORTABLE)
-        }
+        // SAFETY: the caller's contract: the range is mapped and stays so until it is unregistered.
+        let answer = unsafe {
+            self.table.cuMemHostRegister_v2(
+                host_pointer(host),
+                Bytes(len).to_usize(),
+                CU_MEMHOSTREGISTER_PORTABLE,
+            )
+        };
+        check("cuMemHostRegister", answer)
     }
 
     fn unregister_host(&self, host: HostAddr, _len: u64) -> Result<(), DeviceError> {
         let _scope = self.scope()?;
-        // SAFETY: the driver refuses what is not registered.
-        unsafe { self.table.host_unregister(host.0 as *mut _) }
+        // SAFETY: the start of a range that was registered as a whole.
+        check("cuMemHostUnregister", unsafe {
+            self.table.cuMemHostUnregister(host_pointer(host))
+        })
     }
 
     fn quiesce(&self) -> Result<(), DeviceError> {
-        let contexts = self.state().contexts.clone();
+        let contexts = self
+            .contexts
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         for context in contexts {
-            let waited = CallScope::enter(&self.table, context).and_then(|_scope| {
-                // SAFETY: waits for the current context's work; no capture is active, by this method's contract.
-                unsafe { self.table.context_synchronize() }
-            });
-            match waited {
-                // Destroyed since the list was read: nothing of it runs any more.
-                Err(DeviceError::Gone) if !self.state().contexts.contains(&context) => {}
-                other => other?,
-            }
+            let _scope = Scope::enter(&self.table, context)?;
+            // SAFETY: no arguments. That no capture is under way is the caller's contract.
+            check("cuCtxSynchronize", unsafe { self.table.cuCtxSynchronize() })?;
         }
         Ok(())
+    }
+}
+
+/// Takes `from..to` out of a set of ranges.
+fn cut(ranges: &mut BTreeMap<u64, u64>, from: u64, to: u64) {
+    let before = ranges
+        .range(..from)
+        .next_back()
+        .map(|(&start, &size)| (start, start + size));
+    if let Some((start, end)) = before.filter(|&(_, end)| end > from) {
+        ranges.insert(start, from - start);
+        if end > to {
+            ranges.insert(to, end - to);
+        }
+    }
+    while let Some((start, end)) = ranges
+        .range(from..to)
+        .next()
+        .map(|(&start, &size)| (start, start + size))
+    {
+        ranges.remove(&start);
+        if end > to {
+            ranges.insert(to, end - to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut() {
+        let full = || BTreeMap::from([(10, 10), (20, 10), (40, 5)]);
+        let after = |from, to| {
+            let mut ranges = full();
+            cut(&mut ranges, from, to);
+            ranges.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(after(10, 20), [(20, 10), (40, 5)]);
+        assert_eq!(after(12, 14), [(10, 2), (14, 6), (20, 10), (40, 5)]);
+        assert_eq!(after(15, 42), [(10, 5), (42, 3)]);
+        assert_eq!(after(0, 100), []);
+        assert_eq!(after(30, 40), [(10, 10), (20, 10), (40, 5)]);
+    }
+
+    #[test]
+    fn the_drivers_codes() {
+        assert_eq!(check("x", CUresult::SUCCESS), Ok(()));
+        assert_eq!(check("x", CUresult(2)), Err(DeviceError::OutOfMemory));
+        assert_eq!(check("x", CUresult(4)), Err(DeviceError::Gone));
+        assert_eq!(
+            check("x", CUresult(1)),
+            Err(DeviceError::Driver { code: 1, call: "x" })
+        );
+    }
+
+    #[test]
+    fn a_missing_function_is_an_error_of_its_call() {
+        // SAFETY: null for every name.
+        let table = unsafe { DriverTable::load(|_| core::ptr::null()) };
+        // SAFETY: no arguments.
+        assert_eq!(unsafe { table.cuCtxSynchronize() }, CUresult::ERROR_NOT_SUPPORTED);
+        assert!(DeviceFacts::read(&table, CUdevice(0)).is_err());
     }
 }

@@ -1,13 +1,27 @@
-//! Owned, typed wrappers over the driver's virtual-memory and copy calls.
+//! One GPU's memory by the driver's own calls.
 //!
-//! * [`DriverTable`]: the calls that we make, looked up once by whoever knows where the real driver is. A call that this
-//!   driver does not have is an error of that call, not of the whole.
-//! * [`CudaDevice`]: [`ebb_device::DeviceMemory`] over them.
+//! [`DriverTable`] holds the driver's functions by name, from wherever the caller finds them (the layer: the real functions
+//! behind its hooks; a test: a library that it opened). [`CudaDevice`] is [`ebb_device::DeviceMemory`] over it.
 
-mod contexts;
 mod device;
+mod scope;
 mod table;
 
-pub use contexts::CallScope;
-pub use device::CudaDevice;
-pub use table::{DriverTable, check};
+pub use device::{CudaDevice, DeviceFacts};
+pub use scope::Scope;
+pub use table::DriverTable;
+
+use ebb_abi::CUresult;
+use ebb_device::DeviceError;
+
+/// What a driver's answer means to the parts above.
+pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceError> {
+    match result {
+        CUresult::SUCCESS => Ok(()),
+        CUresult::ERROR_OUT_OF_MEMORY => Err(DeviceError::OutOfMemory),
+        CUresult::ERROR_DEINITIALIZED
+        | CUresult::ERROR_NOT_INITIALIZED
+        | CUresult::ERROR_CONTEXT_IS_DESTROYED => Err(DeviceError::Gone),
+        CUresult(code) => Err(DeviceError::Driver { code, call }),
+    }
+}

@@ -88,9 +88,6 @@ pub enum DenyReason {
     /// No room within the time.
     #[error("no room within the time that an allocation waits")]
     TimedOut,
-    /// The client or its task is gone or unknown.
-    #[error("the client is not known")]
-    Unknown,
 }
 
 /// How far a reclaim may go.

@@ -21,6 +21,8 @@ pub struct PolicyConfig {
     pub retry_max: Duration,
     /// An order without progress for this long is given up: the client counts as busy, other victims are sought.
     pub order_timeout: Duration,
+    /// After waiting this long, a client that is next goes before everyone who would start to run behind it.
+    pub patience: Duration,
     /// Bytes a second from the card to the host until some were measured.
     pub out_rate: u64,
     /// Bytes a second from the host to the card until some were measured.
@@ -38,6 +40,7 @@ impl Default for PolicyConfig {
             retry: Duration::from_millis(500),
             retry_max: Duration::from_secs(30),
             order_timeout: Duration::from_secs(30),
+            patience: Duration::from_secs(5),
             out_rate: 20_000_000_000,
             in_rate: 20_000_000_000,
         }

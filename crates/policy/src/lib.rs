@@ -9,10 +9,18 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod admission;
 mod arbiter;
+mod check;
 mod config;
+mod deadline;
 mod event;
+mod ledger;
+mod rank;
+mod schedule;
+mod state;
 mod time;
+mod victims;
 mod view;
 
 pub use action::{Action, DenyReason, Depth, Note, ReclaimReason, Refusal};

@@ -4,6 +4,9 @@ use core::fmt;
 
 use ebb_units::{Bytes, ClientId, DeviceId, Priority, TaskId};
 
+use crate::action::Depth;
+use crate::event::AskKind;
+use crate::state::Client;
 use crate::time::Time;
 
 /// The state of a client in one word.
@@ -136,4 +139,163 @@ pub struct Charged {
     pub held: Bytes,
     /// Its bytes in host memory.
     pub evicted: Bytes,
+}
+
+impl crate::Arbiter {
+    /// Everything, for listings.
+    #[must_use]
+    pub fn snapshot(&self) -> View {
+        View {
+            devices: self
+                .devices
+                .iter()
+                .map(|(id, d)| DeviceView {
+                    device: *id,
+                    capacity: d.capacity,
+                    unmanaged: d.unmanaged,
+                    leased: self.on(*id).map(|(_, c)| c.lease).sum(),
+                    overhead: self.on(*id).map(|(_, c)| c.overhead).sum(),
+                    free: self.free(*id),
+                    peak: d.peak,
+                    gathering_for: d.gathering,
+                })
+                .collect(),
+            tasks: self
+                .tasks
+                .iter()
+                .map(|(id, t)| TaskView {
+                    task: *id,
+                    request: t.spec.request,
+                    limit: t.spec.limit,
+                    priority: t.spec.priority,
+                    paused: t.paused,
+                    clients: self
+                        .clients
+                        .iter()
+                        .filter(|(_, c)| c.task == *id)
+                        .map(|(client, c)| self.view(*client, c))
+                        .collect(),
+                })
+                .collect(),
+        }
+    }
+
+    fn view(&self, id: ClientId, c: &Client) -> ClientView {
+        ClientView {
+            client: id,
+            device: c.device,
+            lease: c.lease,
+            evicted: c.evicted,
+            unused: self.unused(c),
+            pinned: c.pinned,
+            overhead: c.overhead,
+            asked: c.asks.iter().map(|a| a.left).sum(),
+            state: c.state,
+            since: c.state_since,
+            why: self.why(id, c),
+            releases: c.releases,
+            restores: c.restores,
+        }
+    }
+
+    /// What a task has on a device.
+    #[must_use]
+    pub fn charged(&self, task: TaskId, device: DeviceId) -> Charged {
+        Charged {
+            limit: self.tasks.get(&task).map_or(Bytes::MAX, |t| t.limit()),
+            held: self.held(task, device),
+            evicted: self.of(task, device).map(|(_, c)| c.away()).sum(),
+        }
+    }
+
+    /// Keeps since when each client is in its state.
+    pub(crate) fn note_states(&mut self) {
+        let changed: Vec<(ClientId, ClientState)> = self
+            .clients
+            .iter()
+            .map(|(id, c)| (*id, self.state(*id, c)))
+            .filter(|(id, state)| self.clients[id].state != *state)
+            .collect();
+        let now = self.now;
+        for (id, state) in changed {
+            if let Some(c) = self.clients.get_mut(&id) {
+                c.state = state;
+                c.state_since = now;
+            }
+        }
+    }
+
+    fn state(&self, id: ClientId, c: &Client) -> ClientState {
+        let evicting = c
+            .order
+            .as_ref()
+            .is_some_and(|o| o.depth == Depth::Evict && !o.cancelled);
+        let gathering = self.devices[&c.device].gathering == Some(id);
+        if evicting {
+            ClientState::Evicting
+        } else if self.task_of(c).paused {
+            ClientState::Paused
+        } else if self.restoring(c) || (gathering && c.wants_back()) {
+            ClientState::Restoring
+        } else if !c.asks.is_empty() {
+            ClientState::Waiting
+        } else if !c.evicted.is_zero() {
+            ClientState::Released
+        } else if self.active(c) {
+            ClientState::Active
+        } else {
+            ClientState::Idle
+        }
+    }
+
+    fn why(&self, id: ClientId, c: &Client) -> String {
+        let reason = || c.last_reason.map_or_else(String::new, |r| r.to_string());
+        match c.state {
+            ClientState::Evicting | ClientState::Released => reason(),
+            ClientState::Paused => "paused by hand".into(),
+            ClientState::Restoring => {
+                let left = c.asked(AskKind::Restore);
+                if left.is_zero() {
+                    "copying in".into()
+                } else {
+                    format!("{left} still to come")
+                }
+            }
+            ClientState::Waiting => self.why_waiting(id, c),
+            ClientState::Active | ClientState::Idle => match c.last_outcome {
+                Some(outcome) if self.left_alone(c) => format!("could not be released: {outcome:?}"),
+                _ => String::new(),
+            },
+        }
+    }
+
+    fn why_waiting(&self, id: ClientId, c: &Client) -> String {
+        let need: Bytes = c.asks.iter().map(|a| a.left).sum();
+        if let Some(reason) = self.restore_over_limit(id).filter(|_| c.wants_back()) {
+            return reason.to_string();
+        }
+        match self.devices[&c.device].gathering {
+            Some(g) if g == id => return format!("gathering {need}"),
+            Some(g) => return format!("needs {need}; {g} is served first"),
+            None => {}
+        }
+        let order = self.candidates(c.device);
+        let Some(me) = order.iter().find(|o| o.client == id) else {
+            return format!("needs {need}");
+        };
+        if !self.possible(me) {
+            let usable = self.usable(id);
+            return format!(
+                "needs {need}, but others that are active leave {usable} beside what they requested"
+            );
+        }
+        let holder = self
+            .on(c.device)
+            .filter(|(other, o)| *other != id && self.active(o) && !o.suspended())
+            .max_by_key(|(other, o)| (self.turn_end(o, me), *other));
+        match holder {
+            Some((other, _)) => format!("needs {need}; its turn comes after {other}"),
+            None => format!("needs {need}"),
+        }
+    }
 }

@@ -1,0 +1,74 @@
+//! When the arbiter wants to be woken.
+
+use ebb_units::{ClientId, DeviceId};
+
+use crate::Arbiter;
+use crate::state::Client;
+use crate::time::Time;
+
+impl Arbiter {
+    /// When [`crate::Event::Tick`] is due, if nothing else happens before. Always later than the last event.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        let mut next: Option<Time> = None;
+        let mut at = |t: Time| {
+            if t > self.now && next.is_none_or(|n| t < n) {
+                next = Some(t);
+            }
+        };
+        for (id, c) in &self.clients {
+            for ask in &c.asks {
+                if let Some(t) = self.ask_deadline(*id, ask.id) {
+                    at(t);
+                }
+            }
+            if let Some(order) = &c.order {
+                at(order.last_progress.after(self.config.order_timeout));
+            }
+            if let Some(t) = self.idle_release_at(*id) {
+                at(t);
+            }
+            if self.task_of(c).paused {
+                at(c.leave_alone_until);
+            }
+        }
+        for device in self.devices.keys() {
+            self.contention_deadlines(*device, &mut at);
+        }
+        next
+    }
+
+    /// When someone who waits could be served because someone else became idle or had their turn.
+    fn contention_deadlines(&self, device: DeviceId, at: &mut impl FnMut(Time)) {
+        let order = self.candidates(device);
+        let over = self.used(device) > self.devices[&device].capacity;
+        if order.is_empty() && !over {
+            return;
+        }
+        for (id, c) in self.on(device) {
+            at(c.last_touch.after(self.config.idle_after));
+            at(c.last_grant.after(self.config.idle_after));
+            at(c.restoring_until);
+            at(c.leave_alone_until);
+            self.turn_deadlines(id, c, &order, at);
+        }
+        for candidate in &order {
+            at(candidate.since.after(self.config.patience));
+        }
+    }
+
+    fn turn_deadlines(
+        &self,
+        id: ClientId,
+        c: &Client,
+        order: &[crate::rank::Candidate],
+        at: &mut impl FnMut(Time),
+    ) {
+        if !self.active(c) || c.suspended() {
+            return;
+        }
+        for candidate in order.iter().filter(|o| o.client != id) {
+            at(self.turn_end(c, candidate).max(self.caught_up(c, candidate)));
+        }
+    }
+}

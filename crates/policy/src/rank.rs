@@ -154,7 +154,11 @@ impl Arbiter {
     /// When the turn of a running client may end in favour of a waiting one, as far as time on the GPU goes.
     pub(crate) fn turn_end(&self, holder: &Client, next: &Candidate) -> Time {
         let d = &self.devices[&holder.device];
-        let moved = next.need.saturating_add(next.later).min(holder.movable());
+        let moved = next
+            .need
+            .saturating_add(next.later)
+            .saturating_sub(self.free(holder.device))
+            .min(holder.movable());
         let copy = d.out.time(moved).saturating_add(d.back.time(next.copy_in));
         let turn = copy
             .saturating_mul(u64::from(self.config.turn_per_copy))

@@ -34,6 +34,8 @@ impl Arbiter {
             self.shrink_tasks(device, out);
             self.shrink_device(device, out);
             self.serve(device, out);
+            // What one got may be what another of its task can no longer have.
+            self.expire_asks(device, out);
             self.gather(device, out);
             self.cancel_unneeded(device, out);
             self.release_idle(device, out);

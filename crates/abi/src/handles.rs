@@ -69,6 +69,8 @@ driver_newtype! {
     CUsurfref: usize;
     /// The driver's `CUtexref`.
     CUtexref: usize;
+    /// The driver's `CUuserObject`.
+    CUuserObject: usize;
 }
 
 /// Device addresses of the interface before CUDA 3.2, which were 32 bits wide.

@@ -1,13 +1,30 @@
 //! The engine: everything that the hooks of the layer need.
+//!
+//! # Who may call what where
+//! No method may be called with a lock held that another of the program's threads needs to make progress. [`Engine::alloc`]
+//! and [`Engine::external_reserve`] may wait for the daemon: call them outside the gate. The others take microseconds,
+//! or milliseconds if a chunk of the memory in question is being copied at that moment.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ebb_device::DeviceMemory;
+use ebb_protocol::ToDaemon;
 use ebb_units::{Bytes, DeviceUuid};
 
+use crate::allocate;
 use crate::config::Config;
+use crate::core::{Core, MAX_DEVICES};
+use crate::device::{Device, Mode, Phase};
 use crate::error::{AllocError, FreeError};
-use crate::gate::Gate;
+use crate::gate::{Gate, GateOwner};
+use crate::host;
+use crate::pool::{Freed, Pool};
+use crate::report;
+use crate::residency;
+
+/// How long detaching and exiting wait for a step of the owner thread.
+const STEP: Duration = Duration::from_secs(2);
 
 /// A live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +37,7 @@ pub struct Allocation {
     pub device: usize,
     /// What the layer passed to [`Engine::alloc`]: the context.
     pub owner: u64,
-    /// Never reused in a process.
+    /// Never reused on a device.
     pub id: u64,
 }
 
@@ -52,7 +69,7 @@ pub enum ExternalKind {
     Managed,
     /// Arrays and mipmapped arrays.
     Array,
-    /// Opened IPC handles and imported memory.
+    /// Opened IPC handles and imported memory: another process is charged for it.
     Ipc,
     /// Memory nodes of graphs.
     Graph,
@@ -62,28 +79,82 @@ pub enum ExternalKind {
     Context,
     /// Pinned host memory of the program: not on the card.
     PinnedHost,
-    /// Anything else.
+    /// Anything else on the card.
     Other,
+}
+
+/// How a kind is counted.
+enum Counted {
+    /// Needs lease, and is charged.
+    Lease,
+    /// Charged; the driver sees to its place.
+    Charged,
+    /// As the driver's own overhead.
+    Overhead,
+    /// Named only.
+    Named,
+}
+
+impl ExternalKind {
+    /// Its name in the report.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vmm => "program's own virtual memory",
+            Self::AsyncPool => "stream-ordered pool",
+            Self::Managed => "managed memory",
+            Self::Array => "array",
+            Self::Ipc => "imported from another process",
+            Self::Graph => "memory node of a graph",
+            Self::Module => "module",
+            Self::Context => "context",
+            Self::PinnedHost => "pinned host memory",
+            Self::Other => "other",
+        }
+    }
+
+    const fn counted(self) -> Counted {
+        match self {
+            Self::Vmm | Self::AsyncPool | Self::Array | Self::Graph | Self::Other => Counted::Lease,
+            Self::Managed => Counted::Charged,
+            Self::Module | Self::Context => Counted::Overhead,
+            Self::Ipc | Self::PinnedHost => Counted::Named,
+        }
+    }
 }
 
 /// The engine of a process.
 #[derive(Debug)]
 pub struct Engine {
-    gate: &'static Gate,
+    core: Arc<Core>,
+}
+
+/// Passes on what happens at the gate.
+struct Doorman(Arc<Core>);
+
+impl GateOwner for Doorman {
+    fn wanted(&self) {
+        self.0.wake_devices();
+    }
+    fn active(&self) {
+        self.0.link.poke();
+    }
 }
 
 impl Engine {
     /// Starts it: arms the gate and tries to find a daemon, on a thread of its own.
     #[must_use]
     pub fn start(config: Config, gate: &'static Gate) -> Arc<Self> {
-        let _ = config;
-        Arc::new(Self { gate })
+        let core = Arc::new(Core::new(config, gate));
+        gate.arm(Arc::new(Doorman(Arc::clone(&core))));
+        core.link.start(&core);
+        Arc::new(Self { core })
     }
 
     /// The gate that it was started with.
     #[must_use]
     pub fn gate(&self) -> &'static Gate {
-        self.gate
+        self.core.gate
     }
 
     /// A first context on a device: from here on its memory is managed. Returns the number by which this engine knows
@@ -96,22 +167,158 @@ impl Engine {
     pub fn attach_device(
         &self,
         uuid: DeviceUuid,
-        device: Arc<dyn DeviceMemory>,
+        memory: Arc<dyn DeviceMemory>,
         total: Bytes,
         overhead: Bytes,
     ) -> Result<usize, AllocError> {
-        let _ = (uuid, device, total, overhead);
-        Err(AllocError::Bypass)
+        let core = &self.core;
+        if core.is_passthrough() {
+            return Err(AllocError::Bypass);
+        }
+        if let Some(known) = core.devices().into_iter().find(|device| device.uuid == uuid) {
+            return Ok(known.index);
+        }
+        let cache_max = core.config.cache_max.get();
+        let granule = memory.granularity();
+        let index = core.change_devices(|devices| {
+            let mut known = core.uuids();
+            let index = known.iter().position(|other| *other == uuid).unwrap_or_else(|| {
+                known.push(uuid);
+                known.len() - 1
+            });
+            if devices.len() <= index {
+                devices.resize(index + 1, None);
+            }
+            index
+        });
+        if index >= MAX_DEVICES {
+            return Err(AllocError::Bypass);
+        }
+        let device = Arc::new(Device::new(
+            index,
+            uuid,
+            total,
+            memory,
+            Pool::new(granule, cache_max),
+        ));
+        device.lock().pool.books.overhead = overhead.get();
+        // Twice the card: live, evicted and cached spans never need more than that, unless they are cut badly.
+        allocate::more_addresses(&device, total.get().saturating_mul(2).next_multiple_of(granule))?;
+        let raced = core.change_devices(|devices| match &devices[index] {
+            Some(_) => true,
+            None => {
+                devices[index] = Some(Arc::clone(&device));
+                false
+            }
+        });
+        if raced {
+            self.free_ranges(&device);
+            return Ok(index);
+        }
+        let owner = {
+            let (core, device) = (Arc::clone(core), Arc::clone(&device));
+            std::thread::Builder::new()
+                .name("ebb-owner".into())
+                .spawn(move || residency::own(&core, &device))
+        };
+        if let Err(error) = owner {
+            core.events
+                .note(format!("device {index}: no owner thread: {error}"));
+            core.change_devices(|devices| devices[index] = None);
+            self.free_ranges(&device);
+            return Err(AllocError::Bypass);
+        }
+        // The first answer of the daemon brings the limit: without it the first queries would tell a wrong world.
+        core.link.wait_started(core.config.connect_wait);
+        core.link.attach(core, &device);
+        let deadline = Instant::now() + core.config.connect_wait;
+        let mut state = device.lock();
+        while state.mode == Mode::Attaching {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = device.wait_for(state, left);
+        }
+        drop(state);
+        core.link.poke();
+        Ok(index)
+    }
+
+    fn free_ranges(&self, device: &Device) {
+        let ranges = device.lock().pool.ranges();
+        for (base, len) in ranges {
+            if let Err(error) = device.memory.free_reservation(base, len) {
+                self.core.events.note(format!(
+                    "device {}: addresses stay reserved: {error}",
+                    device.index
+                ));
+            }
+        }
     }
 
     /// The last context of a device goes: call it *before* the driver destroys it. Frees everything on it.
     pub fn detach_device(&self, device: usize) {
-        let _ = device;
+        if self.core.is_child() {
+            return;
+        }
+        let core = &self.core;
+        let Some(device) = core.device(device) else {
+            return;
+        };
+        {
+            let mut state = device.lock();
+            state.stop = true;
+            drop(state);
+            device.wake();
+            let deadline = Instant::now() + STEP;
+            let mut state = device.lock();
+            while !state.owner_ended {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    core.events.note(format!(
+                        "device {}: the owner thread did not end in time",
+                        device.index
+                    ));
+                    break;
+                }
+                state = device.wait_for(state, left);
+            }
+        }
+        core.arena.device_leaves(core, device.index);
+        let live: Vec<u64> = device.lock().pool.live().map(|live| live.base).collect();
+        for base in live {
+            let _ = self.free_on(&device, base);
+        }
+        let cached = device.lock().pool.drop_cached(u64::MAX);
+        device.take_apart(core, &cached);
+        device.retry_stuck();
+        self.free_ranges(&device);
+        core.change_devices(|devices| {
+            if let Some(slot) = devices.get_mut(device.index) {
+                *slot = None;
+            }
+        });
+        let mut state = device.lock();
+        if let Some(slot) = state.slot.take() {
+            core.link.send(ToDaemon::Detach { device: slot });
+        }
+        state.mode = Mode::Alone;
+        state.epoch = 0;
+        drop(state);
+        device.wake();
+        core.link.poke();
     }
 
     /// What contexts, modules and the like take on a device, as far as the layer saw it. Charged against the limit.
     pub fn set_overhead(&self, device: usize, bytes: Bytes) {
-        let _ = (device, bytes);
+        if self.core.is_child() {
+            return;
+        }
+        if let Some(device) = self.core.device(device) {
+            device.lock().pool.books.overhead = bytes.get();
+            self.core.link.poke();
+        }
     }
 
     /// Allocates. Waits for room as the design says; call it with no lock held and outside the gate.
@@ -119,8 +326,11 @@ impl Engine {
     /// # Errors
     /// [`AllocError`] names whose fault it is and the driver's code for it.
     pub fn alloc(&self, device: usize, size: u64, owner: u64) -> Result<u64, AllocError> {
-        let _ = (device, size, owner);
-        Err(AllocError::Bypass)
+        if self.core.is_passthrough() {
+            return Err(AllocError::Bypass);
+        }
+        let device = self.core.device(device).ok_or(AllocError::Bypass)?;
+        allocate::own(&self.core, &device, size, owner)
     }
 
     /// Frees. The caller has waited for the work that may use it: freeing is a fence in the driver, and here it isn't.
@@ -128,49 +338,131 @@ impl Engine {
     /// # Errors
     /// [`FreeError`]; nothing was freed.
     pub fn free(&self, ptr: u64) -> Result<(), FreeError> {
-        let _ = ptr;
-        Err(FreeError::Bypass)
+        if self.core.is_child() {
+            return Err(FreeError::Bypass);
+        }
+        let device = self.core.device_of(ptr).ok_or(FreeError::Bypass)?;
+        self.free_on(&device, ptr)
+    }
+
+    fn free_on(&self, device: &Device, ptr: u64) -> Result<(), FreeError> {
+        let mut state = device.lock();
+        let mut freed = state.pool.free(ptr)?;
+        while let Freed::Wait(span) = freed {
+            // The owner thread copies chunks of it at this moment; it starts no other one, and wakes us.
+            state = device.wait(state);
+            freed = state.pool.free_span(span);
+        }
+        let evicted_any = state.closed;
+        drop(state);
+        if let Freed::Apart(apart, pieces) = freed {
+            self.core.arena.give_back(&pieces);
+            device.take_apart(&self.core, &apart);
+        }
+        if evicted_any || !device.lock().asks.is_empty() {
+            // An allocation may wait for just this, and the owner opens the gate when nothing is evicted any more.
+            device.wake();
+        }
+        self.core.link.poke();
+        Ok(())
     }
 
     /// Frees all allocations of an owner (a context that is destroyed). Returns how many there were.
     pub fn free_owner(&self, device: usize, owner: u64) -> usize {
-        let _ = (device, owner);
-        0
+        if self.core.is_child() {
+            return 0;
+        }
+        let Some(device) = self.core.device(device) else {
+            return 0;
+        };
+        let all: Vec<u64> = device
+            .lock()
+            .pool
+            .live()
+            .filter(|live| live.tag.owner == owner)
+            .map(|live| live.base)
+            .collect();
+        all.into_iter()
+            .filter(|base| self.free_on(&device, *base).is_ok())
+            .count()
     }
 
     /// The live allocation that contains an address.
     #[must_use]
     pub fn lookup(&self, ptr: u64) -> Option<Allocation> {
-        let _ = ptr;
-        None
+        if self.core.is_child() {
+            return None;
+        }
+        let device = self.core.device_of(ptr)?;
+        let live = device.lock().pool.lookup(ptr)?;
+        Some(Allocation {
+            base: live.base,
+            size: live.size,
+            device: device.index,
+            owner: live.tag.owner,
+            id: live.tag.id,
+        })
     }
 
     /// Whether an address lies in a range of ours, allocated or not.
     #[must_use]
     pub fn contains(&self, ptr: u64) -> bool {
-        let _ = ptr;
-        false
+        !self.core.is_child() && self.core.device_of(ptr).is_some()
     }
 
     /// What the program is told about a device's memory.
     #[must_use]
     pub fn mem_info(&self, device: usize) -> MemInfo {
-        let _ = device;
-        MemInfo::Driver { cached: Bytes::ZERO }
+        if self.core.is_child() {
+            return MemInfo::Driver { cached: Bytes::ZERO };
+        }
+        let Some(device) = self.core.device(device) else {
+            return MemInfo::Driver { cached: Bytes::ZERO };
+        };
+        let state = device.lock();
+        let books = &state.pool.books;
+        if books.alone && books.limit == u64::MAX {
+            return MemInfo::Driver {
+                cached: Bytes(books.cached),
+            };
+        }
+        let total = books.limit.min(device.total.get());
+        MemInfo::Own {
+            total: Bytes(total),
+            free: Bytes(total.saturating_sub(books.charged())),
+        }
     }
 
     /// The task's limit on a device.
     #[must_use]
     pub fn limit(&self, device: usize) -> Option<Bytes> {
-        let _ = device;
-        None
+        if self.core.is_child() {
+            return None;
+        }
+        let device = self.core.device(device)?;
+        let limit = device.lock().pool.books.limit;
+        (limit != u64::MAX).then_some(Bytes(limit))
     }
 
     /// A capture begins on some thread: no eviction from here on. Passes the gate, so that none is under way.
-    pub fn capture_begin(&self) {}
+    pub fn capture_begin(&self) {
+        if self.core.is_child() {
+            return;
+        }
+        // A restore that fails for good does not stop a capture: recording touches no memory.
+        let inside = self.core.gate.enter().is_ok();
+        self.core.capture_begins();
+        if inside {
+            self.core.gate.leave();
+        }
+    }
 
     /// A capture ended, or failed to begin.
-    pub fn capture_end(&self) {}
+    pub fn capture_end(&self) {
+        if !self.core.is_child() {
+            self.core.capture_ends();
+        }
+    }
 
     /// Before the program takes memory on a device past the pool: checks the limit and, for memory on the card, gets
     /// lease for it as [`Self::alloc`] does. Undo with [`Self::external_release`] if the driver's call fails.
@@ -183,41 +475,123 @@ impl Engine {
         kind: ExternalKind,
         bytes: Bytes,
     ) -> Result<(), AllocError> {
-        let _ = (device, kind, bytes);
+        if self.core.is_passthrough() {
+            return Ok(());
+        }
+        let Some(device) = self.core.device(device) else {
+            return Ok(());
+        };
+        match kind.counted() {
+            Counted::Lease => allocate::external(&self.core, &device, bytes.get())?,
+            Counted::Charged => {
+                let mut state = device.lock();
+                let books = &mut state.pool.books;
+                let charged = books.charged();
+                if charged.saturating_add(bytes.get()) > books.limit {
+                    return Err(AllocError::OverLimit {
+                        asked: bytes,
+                        charged: Bytes(charged),
+                        limit: Bytes(books.limit),
+                    });
+                }
+                books.managed += bytes.get();
+            }
+            Counted::Overhead => device.lock().pool.books.overhead += bytes.get(),
+            Counted::Named => {}
+        }
+        *device.lock().external.entry(kind).or_default() += bytes.get();
+        self.core.link.poke();
         Ok(())
     }
 
-    /// Memory of that kind is gone.
+    /// Memory of that kind is gone. More than there is counts as all of it.
     pub fn external_release(&self, device: usize, kind: ExternalKind, bytes: Bytes) {
-        let _ = (device, kind, bytes);
+        if self.core.is_child() {
+            return;
+        }
+        let Some(device) = self.core.device(device) else {
+            return;
+        };
+        let mut state = device.lock();
+        let known = state.external.entry(kind).or_default();
+        let bytes = bytes.get().min(*known);
+        *known -= bytes;
+        let pool = &mut state.pool;
+        match kind.counted() {
+            Counted::Lease => pool.external_gone(bytes),
+            Counted::Charged => pool.books.managed = pool.books.managed.saturating_sub(bytes),
+            Counted::Overhead => pool.books.overhead = pool.books.overhead.saturating_sub(bytes),
+            Counted::Named => {}
+        }
+        drop(state);
+        device.wake();
+        self.core.link.poke();
     }
 
     /// Remembers an event for `ebb doctor`.
     pub fn note(&self, text: &str) {
-        let _ = text;
+        if !self.core.is_child() {
+            self.core.events.note(text);
+        }
     }
 
     /// Everything that `ebb doctor` shows, as a JSON object.
     #[must_use]
     pub fn report_json(&self) -> String {
-        String::from("{}")
+        if self.core.is_child() {
+            return String::from("{}");
+        }
+        report::json(&self.core, usize::MAX)
     }
 
-    /// In the parent, before `fork`.
+    /// Something of ours is broken: nothing new is managed from here on. What is ours already is freed, found and
+    /// brought back as before.
+    pub fn give_up(&self, why: &str) {
+        self.core
+            .events
+            .note(format!("passing everything through: {why}"));
+        self.core.pass_through();
+    }
+
+    /// In the parent, before `fork`. Nothing needs to be held: the child takes no lock of ours and frees nothing of ours,
+    /// and segments are mapped so that it does not inherit them.
     pub fn before_fork(&self) {}
 
     /// In the parent, after `fork`.
     pub fn parent_after_fork(&self) {}
 
     /// In the child, after `fork`: takes no lock, closes what it inherited; everything answers `Bypass` from here on.
-    pub fn child_after_fork(&self) {}
+    pub fn child_after_fork(&self) {
+        self.core.become_child();
+        self.core.gate.reset_in_child();
+        for fd in self.core.link.child_fds().chain(self.core.arena.child_fds()) {
+            host::close_in_child(fd);
+        }
+    }
 
-    /// `exit` has begun: no new eviction starts, and this waits (bounded) for the step that is under way.
-    pub fn shutdown(&self) {}
+    /// `exit` has begun: no new eviction starts, and this waits (bounded) for the one that is under way.
+    pub fn shutdown(&self) {
+        if self.core.is_child() {
+            return;
+        }
+        self.core.exit();
+        self.core.wake_devices();
+        let deadline = Instant::now() + STEP;
+        for device in self.core.devices() {
+            let mut state = device.lock();
+            while matches!(state.phase, Phase::Closing | Phase::CopyingOut) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                state = device.wait_for(state, left.min(Duration::from_millis(50)));
+            }
+        }
+    }
 
-    /// Whether every call should go to the driver unseen (a child, a refused process, an error of our own).
+    /// Whether every call should go to the driver unseen (a child, an error of our own).
     #[must_use]
     pub fn is_passthrough(&self) -> bool {
-        false
+        self.core.is_passthrough()
     }
 }

@@ -1,11 +1,33 @@
 //! All logic of the preloaded library, testable with no GPU.
+//!
+//! * [`gate`]: every call that may make the GPU use memory passes it, and it can be closed.
+//! * `pool`: books of one device: addresses, chunks, lease. `steps`: driver calls that happen as a whole or not at all.
+//! * `residency`: a device's memory leaves the card and comes back; one owner thread per device.
+//! * `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
+//! * [`engine`]: what the hooks call.
+//!
+//! `core` states the lock order. Unsafe code is in `gate::tls` (the thread's own word) and `host` (`mmap`) alone.
+
 #![deny(unsafe_code)]
 
+mod allocate;
+mod arena;
 pub mod config;
+mod core;
+mod device;
 pub mod engine;
 pub mod error;
+mod events;
 pub mod gate;
 pub mod host;
+mod link;
+mod pool;
+mod quiet;
+mod report;
+mod residency;
+mod steps;
+#[cfg(test)]
+mod testing;
 
 pub use config::Config;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};

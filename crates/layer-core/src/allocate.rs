@@ -1,0 +1,358 @@
+//! Allocating, with the waiting that may be in it.
+//!
+//! An allocation is a few map operations if the pool has what it takes; else driver calls, made inside the gate, so that
+//! an eviction waits for them and they wait for an eviction; else a question to the daemon, waited for outside the gate.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ebb_device::DeviceError;
+use ebb_protocol::wire::{ask_kind, deny};
+use ebb_units::Bytes;
+
+use crate::core::Core;
+use crate::device::{Device, Mode};
+use crate::error::{AllocError, TouchError};
+use crate::pool::Plan;
+use crate::steps;
+
+/// After its early out-of-memory a retrying program's next tries wait long, for this long.
+const RETRY_WINDOW: Duration = Duration::from_secs(60);
+/// The daemon keeps the time of a wait; ours is a net below it, for a daemon that hangs.
+const SLACK: Duration = Duration::from_millis(500);
+/// Between tries on a card that is full although we hold lease.
+const FULL_PAUSE: Duration = Duration::from_millis(10);
+
+/// What one try inside the gate came to.
+enum Tried {
+    Got(u64),
+    Short(u64),
+    /// The card is full although there is lease.
+    Full,
+    Failed(AllocError),
+}
+
+/// What is allocated.
+#[derive(Clone, Copy)]
+enum What {
+    Own { size: u64, owner: u64 },
+    External { bytes: u64 },
+}
+
+impl What {
+    const fn bytes(self) -> Bytes {
+        match self {
+            Self::Own { size, .. } => Bytes(size),
+            Self::External { bytes } => Bytes(bytes),
+        }
+    }
+}
+
+/// Deadlines of one allocation, set when first needed.
+#[derive(Default)]
+struct Waiting {
+    full: Option<Instant>,
+    lease: Option<Instant>,
+}
+
+pub(crate) fn own(core: &Core, device: &Arc<Device>, size: u64, owner: u64) -> Result<u64, AllocError> {
+    if size == 0 || device.lock().pool.rounded(size).is_none() {
+        return Err(AllocError::Size(Bytes(size)));
+    }
+    allocate(core, device, What::Own { size, owner })
+}
+
+pub(crate) fn external(core: &Core, device: &Arc<Device>, bytes: u64) -> Result<(), AllocError> {
+    allocate(core, device, What::External { bytes }).map(|_| ())
+}
+
+fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocError> {
+    let mut waiting = Waiting::default();
+    let result = loop {
+        let tried = match what {
+            What::Own { size, owner } => {
+                core.gate.enter().map_err(|error| match error {
+                    TouchError::OutOfMemory => AllocError::TimedOut(what.bytes()),
+                    TouchError::Device(error) => AllocError::Device(error),
+                })?;
+                let inside = Inside(core);
+                let tried = try_own(core, device, size, owner);
+                drop(inside);
+                tried
+            }
+            What::External { bytes } => try_external(core, device, bytes),
+        };
+        match tried {
+            Tried::Got(ptr) => break Ok(ptr),
+            Tried::Failed(error) => break Err(error),
+            Tried::Full => {
+                if let Err(error) = pause_full(core, device, &mut waiting) {
+                    break Err(error);
+                }
+            }
+            Tried::Short(bytes) => {
+                if let Err(error) = wait_for_lease(core, device, what.bytes(), bytes, &mut waiting) {
+                    break Err(error);
+                }
+            }
+        }
+    };
+    match &result {
+        Ok(_) => core.link.poke(),
+        Err(AllocError::Bypass | AllocError::Size(_)) => {}
+        Err(error) => {
+            core.events.note(format!(
+                "device {}: allocation of {} refused: {error}",
+                device.index,
+                what.bytes()
+            ));
+            device.lock().counters.out_of_memory_answers += 1;
+        }
+    }
+    result
+}
+
+/// Leaves the gate also if something panics on the way (no call that a thread may be cancelled in is made with it:
+/// the driver's memory calls are none).
+struct Inside<'a>(&'a Core);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.gate.leave();
+    }
+}
+
+fn try_own(core: &Core, device: &Device, size: u64, owner: u64) -> Tried {
+    let memory = &*device.memory;
+    let mut emptied = false;
+    loop {
+        let plan = {
+            let mut state = device.lock();
+            if state.dead || state.stop {
+                return Tried::Failed(AllocError::Bypass);
+            }
+            let plan = state.pool.plan(size, owner);
+            if matches!(plan, Plan::Ready(_)) {
+                state.early = None;
+            }
+            plan
+        };
+        match plan {
+            Plan::Ready(ptr) => return Tried::Got(ptr),
+            Plan::Short(bytes) => return Tried::Short(bytes),
+            Plan::OverLimit { charged, limit } => {
+                return Tried::Failed(over_limit(device, size, charged, limit));
+            }
+            Plan::Drop(apart) => device.take_apart(core, &apart),
+            Plan::Addresses(len) => {
+                if let Err(error) = more_addresses(device, len) {
+                    return Tried::Failed(error.into());
+                }
+            }
+            Plan::Build { base, len, chunk } => match steps::build(memory, base, len, chunk) {
+                Ok(chunks) => {
+                    let mut state = device.lock();
+                    state.early = None;
+                    return match state.pool.built(base, &chunks, size, owner) {
+                        Plan::Ready(ptr) => Tried::Got(ptr),
+                        _ => Tried::Failed(AllocError::Bypass),
+                    };
+                }
+                Err(failed) => {
+                    let mut state = device.lock();
+                    state.pool.not_built(base, &failed.stuck);
+                    device.note_stuck(core, &mut state, &failed.stuck);
+                    if failed.error != DeviceError::OutOfMemory {
+                        state.counters.driver_errors += 1;
+                        state.dead |= failed.error == DeviceError::Gone;
+                        return Tried::Failed(failed.error.into());
+                    }
+                    // What we keep for later is worth less than what is wanted now.
+                    let apart = state.pool.drop_cached(u64::MAX);
+                    let some = !apart.chunks.is_empty() || state.pool.books.stuck > 0;
+                    drop(state);
+                    device.take_apart(core, &apart);
+                    device.retry_stuck();
+                    device.wake();
+                    if emptied || !some {
+                        return Tried::Full;
+                    }
+                    emptied = true;
+                }
+            },
+        }
+    }
+}
+
+fn try_external(core: &Core, device: &Device, bytes: u64) -> Tried {
+    loop {
+        let plan = {
+            let mut state = device.lock();
+            if state.dead || state.stop {
+                return Tried::Failed(AllocError::Bypass);
+            }
+            state.pool.plan_external(bytes)
+        };
+        match plan {
+            Plan::Ready(_) => return Tried::Got(0),
+            Plan::Short(more) => return Tried::Short(more),
+            Plan::OverLimit { charged, limit } => {
+                return Tried::Failed(over_limit(device, bytes, charged, limit));
+            }
+            Plan::Drop(apart) => device.take_apart(core, &apart),
+            Plan::Build { .. } | Plan::Addresses(_) => return Tried::Failed(AllocError::Bypass),
+        }
+    }
+}
+
+fn over_limit(device: &Device, size: u64, charged: u64, limit: u64) -> AllocError {
+    let asked = device.lock().pool.rounded(size).unwrap_or(size);
+    AllocError::OverLimit {
+        asked: Bytes(asked),
+        charged: Bytes(charged),
+        limit: Bytes(limit),
+    }
+}
+
+/// Another range of addresses: as large as the card, or half of that, and so on, but never less than needed.
+pub(crate) fn more_addresses(device: &Device, at_least: u64) -> Result<(), DeviceError> {
+    let memory = &*device.memory;
+    let granule = memory.granularity();
+    let mut size = device
+        .total
+        .get()
+        .max(at_least)
+        .checked_next_multiple_of(granule)
+        .unwrap_or(at_least);
+    let mut first_error = None;
+    loop {
+        match memory.reserve(size, granule) {
+            Ok(base) => {
+                let added = device.lock().pool.add_range(base, size);
+                debug_assert!(added, "the driver gives an address out once");
+                return Ok(());
+            }
+            Err(error) => {
+                let error = *first_error.get_or_insert(error);
+                if size <= at_least || error == DeviceError::Gone {
+                    return Err(error);
+                }
+                size = (size / 2).max(at_least).next_multiple_of(granule);
+            }
+        }
+    }
+}
+
+/// The card is full although we hold lease: another process is not dead yet, or somebody allocates past the daemon.
+fn pause_full(core: &Core, device: &Device, waiting: &mut Waiting) -> Result<(), AllocError> {
+    let full = AllocError::Device(DeviceError::OutOfMemory);
+    let state = device.lock();
+    if state.mode == Mode::Alone {
+        // As without us.
+        return Err(full);
+    }
+    let deadline = *waiting
+        .full
+        .get_or_insert_with(|| Instant::now() + core.waits.alloc());
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(full);
+    }
+    drop(device.wait_for(state, left.min(FULL_PAUSE)));
+    Ok(())
+}
+
+/// Asks the daemon for more and waits. `Ok` means that something changed and another try is due.
+fn wait_for_lease(
+    core: &Core,
+    device: &Device,
+    size: Bytes,
+    short: u64,
+    waiting: &mut Waiting,
+) -> Result<(), AllocError> {
+    let timed_out = AllocError::TimedOut(size);
+    let mut state = device.lock();
+    let epoch = state.epoch;
+    while state.mode == Mode::Attaching && state.epoch == epoch {
+        // The link leaves a daemon that does not answer about a device; this only nets a link that hangs.
+        let version = state.version;
+        state = device.wait_for(state, core.config.connect_wait + SLACK);
+        if state.version == version {
+            return Err(timed_out);
+        }
+    }
+    if state.mode != Mode::Connected || state.epoch != epoch || state.stop {
+        return Ok(());
+    }
+    let early = state.early.is_some_and(|at| at.elapsed() < RETRY_WINDOW);
+    let long = early || {
+        drop(state);
+        let retries = (core.config.program_retries)();
+        state = device.lock();
+        !retries
+    };
+    let wait = if long {
+        core.waits.alloc_max()
+    } else {
+        core.waits.alloc()
+    };
+    let deadline = *waiting.lease.get_or_insert_with(|| Instant::now() + wait + SLACK);
+    if state.epoch != epoch || state.pool.books.unused() >= short {
+        return Ok(());
+    }
+    let Some(ask) = state.ask(core, ask_kind::ALLOC, short, long) else {
+        return Ok(());
+    };
+    let denied = loop {
+        if state.epoch != epoch || state.stop || state.dead {
+            return Ok(());
+        }
+        match state.asks.get(&ask) {
+            None => return Ok(()),
+            Some(open) => {
+                if let Some(denied) = open.denied {
+                    state.asks.remove(&ask);
+                    break denied;
+                }
+            }
+        }
+        let books = &state.pool.books;
+        if books.unused().saturating_add(books.cached) >= short {
+            // The program itself freed enough meanwhile.
+            state.cancel_ask(core, ask);
+            return Ok(());
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            state.cancel_ask(core, ask);
+            break (deny::TIMED_OUT, false);
+        }
+        state = device.wait_for(state, left);
+    };
+    match denied {
+        (deny::OVER_LIMIT, _) => {
+            let (charged, limit) = (state.pool.books.charged(), state.pool.books.limit);
+            Err(AllocError::OverLimit {
+                asked: size,
+                charged: Bytes(charged),
+                limit: Bytes(limit),
+            })
+        }
+        (deny::NEVER_FITS, _) | (_, true) => Err(AllocError::NeverFits(size)),
+        (deny::STOPPING, _) => {
+            // It will close the connection; then the driver decides. Should it not, the time is bounded all the same.
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(timed_out);
+            }
+            drop(device.wait_for(state, left.min(Duration::from_secs(1))));
+            Ok(())
+        }
+        _ => {
+            if !long {
+                state.early = Some(Instant::now());
+            }
+            Err(timed_out)
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! Host memory for evicted chunks: segments that the daemon lends, as memfds.
+//!
+//! ```text
+//!   ArenaGive -> Arriving -> Ready -> Leaving -> ArenaReturn
+//!                map,        pieces    unregister, unmap
+//!                register
+//! ```
+//! Mapping, registering and above all unregistering (which waits for all work of the GPU) happen on the arena's own
+//! thread, ahead of need; nobody who evicts, restores or frees waits for them. A segment is handed out in pieces only
+//! when it is ready, and leaves only when it is empty.
+//!
+//! # Locks
+//! `state` may be taken under a device's lock, and the link's outbox and the events under it. No driver call is made
+//! under it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use ebb_alloc::{HostSlots, Piece};
+use ebb_device::HostAddr;
+use ebb_protocol::ToDaemon;
+use ebb_protocol::wire::{MAX_FDS, SegmentInfo};
+use ebb_units::Bytes;
+
+use crate::core::Core;
+
+/// How many descriptors a forked child can close: 1,024 segments, which are 256 GiB at the daemon's usual size.
+const FDS: usize = 1024;
+
+#[derive(Debug)]
+struct Segment {
+    bytes: u64,
+    fd: OwnedFd,
+    host: HostAddr,
+    /// Index of the device that it was registered with.
+    registered: Option<usize>,
+    leaving: bool,
+}
+
+#[derive(Debug)]
+enum Job {
+    Arrive { id: u64, bytes: u64, fd: OwnedFd },
+    Leave { id: u64 },
+}
+
+#[derive(Debug, Default)]
+struct State {
+    slots: HostSlots,
+    segments: BTreeMap<u64, Segment>,
+    jobs: VecDeque<Job>,
+    /// Bytes that the daemon wants back, beyond what is leaving.
+    recall: u64,
+    /// Pieces whose copies may still be under way for all that is known: never used again.
+    lost: u64,
+    /// What the daemon was told last that we want.
+    wanted: u64,
+    started: bool,
+}
+
+/// The arena of a process.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    state: Mutex<State>,
+    work: Condvar,
+    /// The descriptors once more, for a forked child, which must not take the lock.
+    fds: Box<[AtomicI32]>,
+}
+
+/// Sums for the report.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sums {
+    pub(crate) total: u64,
+    pub(crate) used: u64,
+    pub(crate) registered: u64,
+    pub(crate) segments: u64,
+    pub(crate) lost: u64,
+    pub(crate) arriving: u64,
+}
+
+impl Arena {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            fds: (0..FDS).map(|_| AtomicI32::new(-1)).collect(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for a chunk, with host addresses; all of it or nothing.
+    pub(crate) fn take(&self, len: u64, granule: u64) -> Option<Vec<Piece>> {
+        self.lock().slots.take(len, granule)
+    }
+
+    /// Whether [`Self::take`] would find room.
+    pub(crate) fn has_room(&self, len: u64, granule: u64) -> bool {
+        self.lock().slots.available(granule) >= len
+    }
+
+    /// Where pieces are.
+    pub(crate) fn addresses(&self, pieces: &[Piece]) -> Vec<(HostAddr, Piece)> {
+        let state = self.lock();
+        pieces
+            .iter()
+            .filter_map(|piece| {
+                let segment = state.segments.get(&piece.segment)?;
+                Some((segment.host.offset(piece.offset), *piece))
+            })
+            .collect()
+    }
+
+    /// Pieces that are not needed any more. Segments that ran empty leave if the daemon asked for some.
+    pub(crate) fn give_back(&self, pieces: &[Piece]) {
+        if pieces.is_empty() {
+            return;
+        }
+        let mut state = self.lock();
+        for piece in pieces {
+            let given = state.slots.give_back(*piece);
+            debug_assert!(given.is_ok(), "{piece:?} was not taken");
+        }
+        self.send_off(&mut state);
+    }
+
+    /// Pieces that must never be used again.
+    pub(crate) fn lose(&self, pieces: &[Piece]) {
+        self.lock().lost += pieces.iter().map(|piece| piece.len).sum::<u64>();
+    }
+
+    /// Lets empty segments leave, as far as the daemon asked.
+    fn send_off(&self, state: &mut State) {
+        if state.recall == 0 {
+            return;
+        }
+        for (id, bytes) in state.slots.empty() {
+            if state.recall == 0 {
+                break;
+            }
+            let Some(segment) = state.segments.get_mut(&id) else {
+                continue;
+            };
+            if segment.leaving {
+                continue;
+            }
+            segment.leaving = true;
+            state.slots.set_closed(id, true);
+            state.recall = state.recall.saturating_sub(bytes);
+            state.jobs.push_back(Job::Leave { id });
+        }
+        self.work.notify_all();
+    }
+
+    /// The daemon wants so much back.
+    pub(crate) fn recall(&self, bytes: u64) {
+        let mut state = self.lock();
+        state.recall = state.recall.saturating_add(bytes);
+        self.send_off(&mut state);
+    }
+
+    /// Segments arrive.
+    pub(crate) fn arrive(&self, core: &Arc<Core>, segments: Vec<SegmentInfo>, fds: Vec<OwnedFd>) {
+        let mut state = self.lock();
+        for (segment, fd) in segments.into_iter().zip(fds) {
+            let free = self.fds.iter().find(|slot| {
+                slot.compare_exchange(-1, fd.as_raw_fd(), Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            });
+            if free.is_none() {
+                core.events
+                    .note("more arena segments than a forked child can close");
+            }
+            state.jobs.push_back(Job::Arrive {
+                id: segment.id,
+                bytes: segment.bytes.get(),
+                fd,
+            });
+        }
+        if !state.started {
+            let core = Arc::clone(core);
+            let spawned = std::thread::Builder::new()
+                .name("ebb-arena".into())
+                .spawn(move || core.arena.run(&core));
+            state.started = spawned.is_ok();
+        }
+        drop(state);
+        self.work.notify_all();
+    }
+
+    fn run(&self, core: &Arc<Core>) {
+        let mut state = self.lock();
+        loop {
+            // Arrivals first: an eviction may wait for one, and nobody waits for a departure.
+            let next = state
+                .jobs
+                .iter()
+                .position(|job| matches!(job, Job::Arrive { .. }))
+                .unwrap_or(0);
+            let Some(job) = state.jobs.remove(next).filter(|_| !core.is_exiting()) else {
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            match job {
+                Job::Arrive { id, bytes, fd } => self.take_in(core, id, bytes, fd),
+                Job::Leave { id } => self.see_off(core, id),
+            }
+            // Whoever waits for room looks again.
+            core.wake_devices();
+            core.link.poke();
+            state = self.lock();
+        }
+    }
+
+    fn take_in(&self, core: &Arc<Core>, id: u64, bytes: u64, fd: OwnedFd) {
+        let host = match core.config.host.map(fd.as_fd(), bytes) {
+            Ok(host) => host,
+            Err(error) => {
+                core.events.note(format!(
+                    "arena segment {id} of {} cannot be mapped: {error}",
+                    Bytes(bytes)
+                ));
+                self.forget_fd(fd.as_raw_fd());
+                drop(fd);
+                core.link.send(ToDaemon::ArenaReturn { segments: vec![id] });
+                return;
+            }
+        };
+        let mut registered = None;
+        if let Some(device) = core.devices().into_iter().next() {
+            match device.memory.register_host(host, bytes) {
+                Ok(()) => registered = Some(device.index),
+                Err(error) => core.events.note(format!(
+                    "arena segment {id} is not pinned, copies will be slower: {error}"
+                )),
+            }
+        }
+        let mut state = self.lock();
+        state.segments.insert(
+            id,
+            Segment {
+                bytes,
+                fd,
+                host,
+                registered,
+                leaving: false,
+            },
+        );
+        let added = state.slots.add(id, bytes);
+        debug_assert!(added, "segment ids are not reused");
+        self.send_off(&mut state);
+    }
+
+    fn see_off(&self, core: &Arc<Core>, id: u64) {
+        let (host, bytes, registered) = match self.lock().segments.get(&id) {
+            Some(segment) => (segment.host, segment.bytes, segment.registered),
+            None => return,
+        };
+        if let Some(device) = registered.and_then(|index| core.device(index)) {
+            // The driver waits for all work here, which is forbidden while a graph is captured.
+            let unregistered = core.outside_capture(|| device.memory.unregister_host(host, bytes));
+            if let Err(error) = unregistered {
+                core.events
+                    .note(format!("arena segment {id} stays pinned: {error}"));
+                let mut state = self.lock();
+                state.slots.set_closed(id, false);
+                if let Some(segment) = state.segments.get_mut(&id) {
+                    segment.leaving = false;
+                }
+                return;
+            }
+        }
+        let segment = {
+            let mut state = self.lock();
+            state.slots.remove(id);
+            state.segments.remove(&id)
+        };
+        if let Some(segment) = segment {
+            if let Err(error) = core.config.host.unmap(segment.host, segment.bytes) {
+                core.events
+                    .note(format!("arena segment {id} cannot be unmapped: {error}"));
+                return;
+            }
+            self.forget_fd(segment.fd.as_raw_fd());
+            drop(segment);
+            core.link.send(ToDaemon::ArenaReturn { segments: vec![id] });
+        }
+    }
+
+    fn forget_fd(&self, fd: i32) {
+        if let Some(slot) = self.fds.iter().find(|slot| slot.load(Ordering::Acquire) == fd) {
+            slot.store(-1, Ordering::Release);
+        }
+    }
+
+    /// A device goes: what was registered through it is not registered any more. Called before the context is destroyed.
+    pub(crate) fn device_leaves(&self, core: &Arc<Core>, index: usize) {
+        let registered: Vec<(u64, HostAddr, u64)> = {
+            let mut state = self.lock();
+            state
+                .segments
+                .iter_mut()
+                .filter(|(_, segment)| segment.registered == Some(index))
+                .map(|(id, segment)| {
+                    segment.registered = None;
+                    (*id, segment.host, segment.bytes)
+                })
+                .collect()
+        };
+        let Some(device) = core.device(index) else {
+            return;
+        };
+        for (id, host, bytes) in registered {
+            if let Err(error) = device.memory.unregister_host(host, bytes) {
+                core.events
+                    .note(format!("arena segment {id} stays pinned: {error}"));
+            }
+            let other = core.devices().into_iter().find(|other| other.index != index);
+            if let Some(other) = other
+                && other.memory.register_host(host, bytes).is_ok()
+            {
+                let mut state = self.lock();
+                if let Some(segment) = state.segments.get_mut(&id) {
+                    segment.registered = Some(other.index);
+                }
+            }
+        }
+    }
+
+    /// What to ask the daemon for, if that changed: room for all allocations, ahead of need.
+    pub(crate) fn want(&self, allocated: u64) -> Option<ToDaemon> {
+        let mut state = self.lock();
+        if state.wanted == allocated {
+            return None;
+        }
+        state.wanted = allocated;
+        Some(ToDaemon::ArenaWant {
+            bytes: Bytes(allocated),
+            urgent: false,
+        })
+    }
+
+    /// An eviction needs so much more now.
+    pub(crate) fn want_now(&self, more: u64) -> ToDaemon {
+        let mut state = self.lock();
+        let needed = state.slots.used() + more;
+        state.wanted = state.wanted.max(needed);
+        ToDaemon::ArenaWant {
+            bytes: Bytes(state.wanted),
+            urgent: true,
+        }
+    }
+
+    /// For a new daemon: what is held, with duplicates of the descriptors, in packets that fit.
+    pub(crate) fn declare(&self) -> Vec<(ToDaemon, Vec<OwnedFd>)> {
+        let mut state = self.lock();
+        state.wanted = 0;
+        state.recall = 0;
+        let mut held: Vec<(SegmentInfo, BorrowedFd<'_>)> = Vec::new();
+        for (id, segment) in &state.segments {
+            let info = SegmentInfo {
+                id: *id,
+                bytes: Bytes(segment.bytes),
+            };
+            held.push((info, segment.fd.as_fd()));
+        }
+        for job in &state.jobs {
+            if let Job::Arrive { id, bytes, fd } = job {
+                let info = SegmentInfo {
+                    id: *id,
+                    bytes: Bytes(*bytes),
+                };
+                held.push((info, fd.as_fd()));
+            }
+        }
+        held.chunks(MAX_FDS)
+            .map(|some| {
+                let (segments, fds): (Vec<_>, Vec<_>) = some
+                    .iter()
+                    .filter_map(|(info, fd)| Some((*info, fd.try_clone_to_owned().ok()?)))
+                    .unzip();
+                (ToDaemon::ArenaDeclare { segments }, fds)
+            })
+            .collect()
+    }
+
+    pub(crate) fn sums(&self) -> Sums {
+        let state = self.lock();
+        Sums {
+            total: state.slots.total(),
+            used: state.slots.used(),
+            registered: state
+                .segments
+                .values()
+                .filter(|s| s.registered.is_some())
+                .map(|s| s.bytes)
+                .sum(),
+            segments: state.segments.len() as u64,
+            lost: state.lost,
+            arriving: state
+                .jobs
+                .iter()
+                .map(|job| match job {
+                    Job::Arrive { bytes, .. } => *bytes,
+                    Job::Leave { .. } => 0,
+                })
+                .sum(),
+        }
+    }
+
+    /// In a forked child: the descriptors to close. Takes no lock.
+    pub(crate) fn child_fds(&self) -> impl Iterator<Item = i32> + '_ {
+        self.fds
+            .iter()
+            .map(|slot| slot.swap(-1, Ordering::AcqRel))
+            .filter(|fd| *fd >= 0)
+    }
+}

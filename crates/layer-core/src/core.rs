@@ -1,0 +1,192 @@
+//! What all parts of the engine share.
+//!
+//! # Lock order
+//! `devices` (held for a look only) → a device's `state` → the arena's `state` → the link's `outbox` → events, gate.
+//! No driver call is made under any of them, and no lock is held while waiting for a message.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use ebb_units::DeviceUuid;
+
+use crate::arena::Arena;
+use crate::config::Config;
+use crate::device::Device;
+use crate::events::Events;
+use crate::gate::Gate;
+use crate::link::Link;
+
+/// More cards than one machine has.
+pub(crate) const MAX_DEVICES: usize = 64;
+
+/// How long things may take; the daemon's word replaces the configured one.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    alloc: AtomicU64,
+    alloc_max: AtomicU64,
+    busy: AtomicU64,
+}
+
+impl Waits {
+    fn new(config: &Config) -> Self {
+        let waits = Self {
+            alloc: AtomicU64::new(0),
+            alloc_max: AtomicU64::new(0),
+            busy: AtomicU64::new(0),
+        };
+        waits.set(config.alloc_wait, config.alloc_wait_max, config.busy_wait);
+        waits
+    }
+
+    pub(crate) fn set(&self, alloc: Duration, alloc_max: Duration, busy: Duration) {
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        self.alloc.store(ms(alloc), Ordering::Relaxed);
+        self.alloc_max.store(ms(alloc_max), Ordering::Relaxed);
+        self.busy.store(ms(busy), Ordering::Relaxed);
+    }
+
+    pub(crate) fn alloc(&self) -> Duration {
+        Duration::from_millis(self.alloc.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn alloc_max(&self) -> Duration {
+        Duration::from_millis(self.alloc_max.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn busy(&self) -> Duration {
+        Duration::from_millis(self.busy.load(Ordering::Relaxed))
+    }
+}
+
+/// What all parts share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) gate: &'static Gate,
+    pub(crate) config: Config,
+    pub(crate) waits: Waits,
+    devices: RwLock<Vec<Option<Arc<Device>>>>,
+    /// Every device that was ever attached, in the order of its number.
+    uuids: Mutex<Vec<DeviceUuid>>,
+    pub(crate) arena: Arena,
+    pub(crate) link: Link,
+    pub(crate) events: Events,
+    captures: Mutex<u32>,
+    captures_changed: Condvar,
+    passthrough: AtomicBool,
+    child: AtomicBool,
+    exiting: AtomicBool,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config, gate: &'static Gate) -> Self {
+        Self {
+            gate,
+            waits: Waits::new(&config),
+            devices: RwLock::new(Vec::new()),
+            uuids: Mutex::new(Vec::new()),
+            arena: Arena::new(),
+            link: Link::new(),
+            events: Events::new(config.log.clone()),
+            captures: Mutex::new(0),
+            captures_changed: Condvar::new(),
+            passthrough: AtomicBool::new(false),
+            child: AtomicBool::new(false),
+            exiting: AtomicBool::new(false),
+            config,
+        }
+    }
+
+    /// The attached devices.
+    pub(crate) fn devices(&self) -> Vec<Arc<Device>> {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.iter().flatten().cloned().collect()
+    }
+
+    pub(crate) fn device(&self, index: usize) -> Option<Arc<Device>> {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.get(index)?.clone()
+    }
+
+    /// The device in whose range an address lies.
+    pub(crate) fn device_of(&self, ptr: u64) -> Option<Arc<Device>> {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices
+            .iter()
+            .flatten()
+            .find(|device| device.contains(ptr))
+            .cloned()
+    }
+
+    /// The numbers of devices: taken inside [`Self::change_devices`] only.
+    pub(crate) fn uuids(&self) -> MutexGuard<'_, Vec<DeviceUuid>> {
+        self.uuids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the table of devices. No device is locked in `with`.
+    pub(crate) fn change_devices<T>(&self, with: impl FnOnce(&mut Vec<Option<Arc<Device>>>) -> T) -> T {
+        with(&mut self.devices.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Everybody who waits on a device looks again.
+    pub(crate) fn wake_devices(&self) {
+        for device in self.devices() {
+            device.wake();
+        }
+    }
+
+    pub(crate) fn is_passthrough(&self) -> bool {
+        self.passthrough.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn pass_through(&self) {
+        self.passthrough.store(true, Ordering::Release);
+    }
+
+    /// Whether this is a forked child: it must take no lock.
+    pub(crate) fn is_child(&self) -> bool {
+        self.child.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn become_child(&self) {
+        self.child.store(true, Ordering::Release);
+        self.pass_through();
+    }
+
+    pub(crate) fn is_exiting(&self) -> bool {
+        self.exiting.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn exit(&self) {
+        self.exiting.store(true, Ordering::Release);
+        self.captures_changed.notify_all();
+    }
+
+    pub(crate) fn captures(&self) -> u32 {
+        *self.captures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn capture_begins(&self) {
+        *self.captures.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    pub(crate) fn capture_ends(&self) {
+        let mut captures = self.captures.lock().unwrap_or_else(PoisonError::into_inner);
+        *captures = captures.saturating_sub(1);
+        drop(captures);
+        self.captures_changed.notify_all();
+    }
+
+    /// Runs something that waits for the GPU at a moment when nobody captures. This one call is made under a lock, and
+    /// has to be: a capture that begins waits until it is over, instead of being broken by it.
+    pub(crate) fn outside_capture<T>(&self, run: impl FnOnce() -> T) -> T {
+        let mut captures = self.captures.lock().unwrap_or_else(PoisonError::into_inner);
+        while *captures > 0 && !self.is_exiting() {
+            captures = self
+                .captures_changed
+                .wait(captures)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        run()
+    }
+}

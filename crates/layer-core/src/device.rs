@@ -1,0 +1,332 @@
+//! One device: its books, what the daemon said about it, and what its owner thread has to do.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ebb_device::{DeviceError, DeviceMemory};
+use ebb_protocol::ToDaemon;
+use ebb_units::{Bytes, DeviceUuid};
+
+use crate::core::Core;
+use crate::engine::ExternalKind;
+use crate::pool::{Dismantle, Pool, Stuck};
+use crate::quiet::Quiet;
+use crate::steps;
+
+/// Where the device's memory is. `residency` has the diagram.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Phase {
+    #[default]
+    Resident,
+    Closing,
+    CopyingOut,
+    Evicted,
+    Waiting,
+    CopyingIn,
+}
+
+impl Phase {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Resident => "resident",
+            Self::Closing => "closing",
+            Self::CopyingOut => "copying out",
+            Self::Evicted => "evicted",
+            Self::Waiting => "waiting for room",
+            Self::CopyingIn => "copying in",
+        }
+    }
+}
+
+/// Who decides about room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// No daemon: the driver.
+    #[default]
+    Alone,
+    /// The daemon was told of the device and has not answered yet.
+    Attaching,
+    /// The daemon.
+    Connected,
+}
+
+/// An ask that is not answered in full.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub(crate) restore: bool,
+    /// What is still to be granted.
+    pub(crate) left: u64,
+    /// The answer was no: reason, final.
+    pub(crate) denied: Option<(u32, bool)>,
+}
+
+/// The daemon wants lease back.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    pub(crate) id: u64,
+    pub(crate) bytes: u64,
+    pub(crate) epoch: u64,
+    pub(crate) reason: String,
+}
+
+/// Restoring keeps failing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failing {
+    pub(crate) since: Instant,
+    pub(crate) tries: u32,
+    pub(crate) error: DeviceError,
+}
+
+/// Counters for the report.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) evictions: u64,
+    pub(crate) restores: u64,
+    pub(crate) bytes_out: u64,
+    pub(crate) bytes_in: u64,
+    pub(crate) nanos_out: u64,
+    pub(crate) nanos_in: u64,
+    pub(crate) busy: u64,
+    pub(crate) capturing: u64,
+    pub(crate) no_room: u64,
+    pub(crate) failed: u64,
+    pub(crate) driver_errors: u64,
+    pub(crate) out_of_memory_answers: u64,
+}
+
+/// Everything about a device that changes.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) pool: Pool,
+    pub(crate) mode: Mode,
+    /// The daemon's number for it; only while connected.
+    pub(crate) slot: Option<u32>,
+    /// Counts connections: what belongs to an older one is void.
+    pub(crate) epoch: u64,
+    /// Lease given up between `Attach` and its answer.
+    pub(crate) unreported: u64,
+    pub(crate) attach_deadline: Option<Instant>,
+    pub(crate) asks: BTreeMap<u64, Ask>,
+    pub(crate) next_ask: u64,
+    pub(crate) orders: VecDeque<Order>,
+    /// The order in work, and whether the daemon took it back.
+    pub(crate) current: Option<(u64, bool)>,
+    pub(crate) phase: Phase,
+    /// The owner holds the gate closed for this device; then the device is quiet, too.
+    pub(crate) closed: bool,
+    pub(crate) failing: Option<Failing>,
+    /// The driver or the context is gone.
+    pub(crate) dead: bool,
+    /// The device is being detached: the owner ends.
+    pub(crate) stop: bool,
+    pub(crate) owner_ended: bool,
+    pub(crate) external: BTreeMap<ExternalKind, u64>,
+    /// When a program that retries got its early out-of-memory.
+    pub(crate) early: Option<Instant>,
+    pub(crate) counters: Counters,
+    /// Counts [`Device::wake`]: who looked without the lock sees that something changed since.
+    pub(crate) version: u64,
+}
+
+/// One device of the process.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) index: usize,
+    pub(crate) uuid: DeviceUuid,
+    pub(crate) total: Bytes,
+    pub(crate) memory: Arc<dyn DeviceMemory>,
+    pub(crate) quiet: Quiet,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Device {
+    pub(crate) fn new(
+        index: usize,
+        uuid: DeviceUuid,
+        total: Bytes,
+        memory: Arc<dyn DeviceMemory>,
+        pool: Pool,
+    ) -> Self {
+        Self {
+            index,
+            uuid,
+            total,
+            memory,
+            quiet: Quiet::default(),
+            changed: Condvar::new(),
+            state: Mutex::new(State {
+                pool,
+                mode: Mode::Alone,
+                slot: None,
+                epoch: 0,
+                unreported: 0,
+                attach_deadline: None,
+                asks: BTreeMap::new(),
+                next_ask: 1,
+                orders: VecDeque::new(),
+                current: None,
+                phase: Phase::Resident,
+                closed: false,
+                failing: None,
+                dead: false,
+                stop: false,
+                owner_ended: false,
+                external: BTreeMap::new(),
+                early: None,
+                counters: Counters::default(),
+                version: 0,
+            }),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for [`Self::wake`].
+    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for [`Self::wake`], so long at most.
+    pub(crate) fn wait_for<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        at_most: Duration,
+    ) -> MutexGuard<'a, State> {
+        self.changed
+            .wait_timeout(state, at_most)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+    }
+
+    /// Everybody who waits on this device looks again. The lock makes sure that nobody is between looking and waiting.
+    pub(crate) fn wake(&self) {
+        self.lock().version += 1;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn contains(&self, ptr: u64) -> bool {
+        self.lock().pool.contains(ptr)
+    }
+
+    /// Takes chunks apart on the device and enters it in the books.
+    pub(crate) fn take_apart(&self, core: &Core, apart: &Dismantle) {
+        if apart.chunks.is_empty() {
+            return;
+        }
+        let stuck = steps::apart(&*self.memory, apart);
+        let mut state = self.lock();
+        state.pool.dismantled(apart, &stuck);
+        self.note_stuck(core, &mut state, &stuck);
+        drop(state);
+        self.wake();
+    }
+
+    pub(crate) fn note_stuck(&self, core: &Core, state: &mut State, stuck: &[Stuck]) {
+        if !stuck.is_empty() {
+            state.counters.driver_errors += stuck.len() as u64;
+            core.events.note(format!(
+                "device {}: the driver did not take {} chunks back; they are tried again later",
+                self.index,
+                stuck.len()
+            ));
+        }
+    }
+
+    /// Tries again what the driver would not take back.
+    pub(crate) fn retry_stuck(&self) {
+        let before = self.lock().pool.take_stuck();
+        if before.is_empty() {
+            return;
+        }
+        let after = steps::again(&*self.memory, &before);
+        self.lock().pool.tried_stuck(&before, after);
+    }
+}
+
+impl State {
+    /// A new ask of this device, already sent.
+    pub(crate) fn ask(&mut self, core: &Core, kind: u32, bytes: u64, long: bool) -> Option<u64> {
+        let slot = self.slot?;
+        let ask = self.next_ask;
+        self.next_ask += 1;
+        self.asks.insert(
+            ask,
+            Ask {
+                restore: kind == ebb_protocol::wire::ask_kind::RESTORE,
+                left: bytes,
+                denied: None,
+            },
+        );
+        core.link.send(ToDaemon::Ask {
+            device: slot,
+            ask,
+            kind,
+            bytes: Bytes(bytes),
+            long,
+        });
+        Some(ask)
+    }
+
+    /// Takes an ask back, if it is still open.
+    pub(crate) fn cancel_ask(&mut self, core: &Core, ask: u64) {
+        if let Some(open) = self.asks.remove(&ask)
+            && open.denied.is_none()
+            && let Some(device) = self.slot
+        {
+            core.link.send(ToDaemon::CancelAsk { device, ask });
+        }
+    }
+
+    /// What was asked for evicted bytes and is still to come.
+    pub(crate) fn restore_outstanding(&self) -> u64 {
+        self.asks
+            .values()
+            .filter(|ask| ask.restore && ask.denied.is_none())
+            .map(|ask| ask.left)
+            .sum()
+    }
+
+    /// Takes all asks for evicted bytes back.
+    pub(crate) fn cancel_restore_asks(&mut self, core: &Core) {
+        let open: Vec<u64> = self
+            .asks
+            .iter()
+            .filter(|(_, ask)| ask.restore)
+            .map(|(id, _)| *id)
+            .collect();
+        for ask in open {
+            self.cancel_ask(core, ask);
+        }
+    }
+
+    /// Gives unused lease up for an order, `left` at most, and tells the daemon.
+    pub(crate) fn give_lease(&mut self, core: &Core, order: &Order, left: &mut u64) {
+        let bytes = self.pool.books.unused().min(*left);
+        if bytes == 0 || self.mode == Mode::Alone {
+            return;
+        }
+        self.pool.books.lease -= bytes;
+        *left -= bytes;
+        match self.slot {
+            Some(device) if order.epoch == self.epoch => core.link.send(ToDaemon::ReclaimProgress {
+                device,
+                order: order.id,
+                bytes: Bytes(bytes),
+            }),
+            Some(device) => core.link.send(ToDaemon::Return {
+                device,
+                bytes: Bytes(bytes),
+            }),
+            None => self.unreported += bytes,
+        }
+    }
+
+    /// Whether an order is not wanted any more.
+    pub(crate) fn is_void(&self, order: &Order) -> bool {
+        order.epoch != self.epoch || self.current == Some((order.id, true)) || self.stop
+    }
+}

@@ -1,0 +1,169 @@
+//! What the daemon says.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ebb_protocol::ToDaemon;
+use ebb_protocol::wire::{HEADER, MAX_PACKET, ToLayer, outcome};
+use ebb_units::Bytes;
+
+use crate::core::Core;
+use crate::device::{Device, Mode, Order};
+use crate::report;
+
+fn by_slot(core: &Core, slot: u32) -> Option<Arc<Device>> {
+    core.devices()
+        .into_iter()
+        .find(|device| device.lock().slot == Some(slot))
+}
+
+/// Does what a message says. None of it waits for anything.
+pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OwnedFd>) {
+    match message {
+        ToLayer::Welcome { .. } | ToLayer::Refused { .. } => {}
+        ToLayer::Attached {
+            uuid,
+            device: slot,
+            limit,
+            charged_elsewhere,
+            capacity: _,
+        } => {
+            let found = core.devices().into_iter().find(|device| device.uuid == uuid);
+            if let Some(device) = found {
+                attached(core, &device, slot, limit, charged_elsewhere);
+            }
+        }
+        ToLayer::Grant { device, ask, bytes } => {
+            if let Some(device) = by_slot(core, device) {
+                granted(&device, ask, bytes.get());
+            }
+        }
+        ToLayer::Deny {
+            device,
+            ask,
+            reason,
+            last,
+        } => {
+            if let Some(device) = by_slot(core, device) {
+                if let Some(open) = device.lock().asks.get_mut(&ask) {
+                    open.denied = Some((reason, last));
+                }
+                device.wake();
+            }
+        }
+        ToLayer::Reclaim {
+            device,
+            order,
+            bytes,
+            reason,
+        } => {
+            if let Some(device) = by_slot(core, device) {
+                let mut state = device.lock();
+                let epoch = state.epoch;
+                state.orders.push_back(Order {
+                    id: order,
+                    bytes: bytes.get(),
+                    epoch,
+                    reason: String::from_utf8_lossy(&reason).into_owned(),
+                });
+                drop(state);
+                device.wake();
+            }
+        }
+        ToLayer::CancelReclaim { device, order } => {
+            if let Some(device) = by_slot(core, device) {
+                cancelled(core, &device, order);
+            }
+        }
+        ToLayer::ArenaGive { segments } => {
+            let without: Vec<u64> = segments.iter().skip(fds.len()).map(|s| s.id).collect();
+            if !without.is_empty() {
+                core.link.send(ToDaemon::ArenaReturn { segments: without });
+            }
+            core.arena.arrive(core, segments, fds);
+        }
+        ToLayer::ArenaRecall { bytes } => core.arena.recall(bytes.get()),
+        ToLayer::Limit {
+            device,
+            limit,
+            charged_elsewhere,
+        } => {
+            if let Some(device) = by_slot(core, device) {
+                let mut state = device.lock();
+                state.pool.books.limit = limit.get();
+                state.pool.books.elsewhere = charged_elsewhere.get();
+                drop(state);
+                device.wake();
+            }
+        }
+        ToLayer::Query { query } => {
+            // Room for the number, the length and the header.
+            let text = report::json(core, MAX_PACKET - HEADER - 16);
+            core.link.send(ToDaemon::Report {
+                query,
+                text: text.into_bytes(),
+            });
+        }
+    }
+}
+
+fn attached(core: &Core, device: &Device, slot: u32, limit: Bytes, elsewhere: Bytes) {
+    let mut state = device.lock();
+    if state.mode != Mode::Attaching {
+        return;
+    }
+    state.mode = Mode::Connected;
+    state.slot = Some(slot);
+    state.attach_deadline = None;
+    state.pool.books.limit = limit.get();
+    state.pool.books.elsewhere = elsewhere.get();
+    let unreported = std::mem::take(&mut state.unreported);
+    if unreported > 0 {
+        core.link.send(ToDaemon::Return {
+            device: slot,
+            bytes: Bytes(unreported),
+        });
+    }
+    drop(state);
+    core.link.poke();
+    device.wake();
+}
+
+/// Lease arrives. For an ask that was taken back meanwhile it stays, too: the next allocation is glad of it, and the
+/// daemon sees in `Usage` that nobody uses it.
+fn granted(device: &Device, ask: u64, bytes: u64) {
+    let mut state = device.lock();
+    state.pool.books.lease = state.pool.books.lease.saturating_add(bytes);
+    if let Some(open) = state.asks.get_mut(&ask) {
+        open.left = open.left.saturating_sub(bytes);
+        if open.left == 0 {
+            state.asks.remove(&ask);
+        }
+    }
+    drop(state);
+    device.wake();
+}
+
+fn cancelled(core: &Core, device: &Device, order: u64) {
+    let mut state = device.lock();
+    let before = state.orders.len();
+    state.orders.retain(|queued| queued.id != order);
+    if state.orders.len() < before
+        && let Some(slot) = state.slot
+    {
+        core.link.send(ToDaemon::ReclaimDone {
+            device: slot,
+            order,
+            outcome: outcome::DONE,
+            copied: Bytes::ZERO,
+            nanos: 0,
+        });
+    }
+    if let Some((current, taken_back)) = &mut state.current
+        && *current == order
+    {
+        *taken_back = true;
+    }
+    drop(state);
+    device.wake();
+}

@@ -1,0 +1,221 @@
+//! The conversation with the daemon.
+//!
+//! ```text
+//!   Starting -> Handshake -> Connected -> Alone -> (every second) Handshake ...
+//!       |           |                       ^
+//!       +-----------+-----------------------+        Refused: alone for good
+//! ```
+//! One thread owns the socket. Everybody else puts messages into the outbox and rings; nobody waits for the daemon but
+//! who asked it for something, and that with a bound. A daemon that is gone, stuck or talks nonsense is left; the engine
+//! goes on alone with what it has and declares it to the next one.
+//!
+//! While connected and idle the thread sleeps without a timeout: the gate wakes it at the first passage after
+//! [`crate::gate::Gate::watch`], the books at their first change.
+//!
+//! # Locks
+//! `outbox` may be taken under a device's lock or the arena's; `status` is taken alone.
+
+mod incoming;
+mod thread;
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use ebb_protocol::ToDaemon;
+use ebb_units::Bytes;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::core::Core;
+use crate::device::{Device, Mode};
+
+/// More messages than this wait only if the daemon does not read.
+const OUTBOX_MAX: usize = 4096;
+
+/// Where the conversation is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// No attempt has ended yet.
+    Starting,
+    /// With this session id, in this task.
+    Connected { session: u64, task: u64 },
+    /// Nobody there: why.
+    Alone(String),
+    /// The daemon does not want us, for good: why.
+    Refused(String),
+}
+
+#[derive(Debug, Default)]
+struct Outbox {
+    /// Messages are taken in only while connected.
+    open: bool,
+    queue: VecDeque<(ToDaemon, Vec<OwnedFd>)>,
+    overflow: bool,
+}
+
+/// The conversation.
+#[derive(Debug)]
+pub(crate) struct Link {
+    outbox: Mutex<Outbox>,
+    bell: OnceLock<OwnedFd>,
+    status: Mutex<Status>,
+    status_changed: Condvar,
+    /// Something that `Usage` tells has changed.
+    dirty: AtomicBool,
+    /// The connection that is open, counted from 1; 0 if none.
+    epoch: AtomicU64,
+    /// The socket once more, for a forked child.
+    socket: AtomicI32,
+    bad_packets: AtomicU64,
+    connections: AtomicU64,
+}
+
+impl Link {
+    pub(crate) fn new() -> Self {
+        Self {
+            outbox: Mutex::default(),
+            bell: OnceLock::new(),
+            status: Mutex::new(Status::Starting),
+            status_changed: Condvar::new(),
+            dirty: AtomicBool::new(false),
+            epoch: AtomicU64::new(0),
+            socket: AtomicI32::new(-1),
+            bad_packets: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+        }
+    }
+
+    /// Starts the thread.
+    pub(crate) fn start(&self, core: &Arc<Core>) {
+        let alone = |why: String| self.set_status(Status::Alone(why));
+        if core.config.sockets.is_empty() {
+            return alone("no socket to try".into());
+        }
+        match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
+            Ok(fd) => {
+                let _ = self.bell.set(fd);
+            }
+            Err(error) => return alone(format!("no eventfd: {error}")),
+        }
+        let core = Arc::clone(core);
+        let spawned = std::thread::Builder::new()
+            .name("ebb-link".into())
+            .spawn(move || thread::run(&core));
+        if let Err(error) = spawned {
+            alone(format!("no thread: {error}"));
+        }
+    }
+
+    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a message, if there is a connection. Never waits.
+    pub(crate) fn send(&self, message: ToDaemon) {
+        self.send_with(message, Vec::new());
+    }
+
+    pub(crate) fn send_with(&self, message: ToDaemon, fds: Vec<OwnedFd>) {
+        let mut outbox = self.outbox();
+        if !outbox.open {
+            return;
+        }
+        if outbox.queue.len() >= OUTBOX_MAX {
+            outbox.overflow = true;
+        } else {
+            outbox.queue.push_back((message, fds));
+        }
+        drop(outbox);
+        self.ring();
+    }
+
+    /// Wakes the thread.
+    pub(crate) fn ring(&self) {
+        if let Some(bell) = self.bell.get() {
+            // Full means that it rings already.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Something that `Usage` tells has changed. Cheap: at most one write per interval.
+    pub(crate) fn poke(&self) {
+        if !self.dirty.load(Ordering::Relaxed) && !self.dirty.swap(true, Ordering::AcqRel) {
+            self.ring();
+        }
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_status(&self, status: Status) {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+        self.status_changed.notify_all();
+    }
+
+    /// Waits until the first attempt to connect has ended.
+    pub(crate) fn wait_started(&self, at_most: Duration) {
+        let deadline = Instant::now() + at_most;
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        while *status == Status::Starting {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            status = self
+                .status_changed
+                .wait_timeout(status, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Bad packets, connections so far.
+    pub(crate) fn counters(&self) -> (u64, u64) {
+        (
+            self.bad_packets.load(Ordering::Relaxed),
+            self.connections.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Tells the daemon of a device, if there is a connection and it was not told in this one.
+    pub(crate) fn attach(&self, core: &Core, device: &Device) {
+        let mut state = device.lock();
+        // Read under the lock: when the connection ends, the number goes first and the devices are visited after it.
+        let epoch = self.epoch.load(Ordering::Acquire);
+        if epoch == 0 || state.epoch == epoch {
+            return;
+        }
+        state.epoch = epoch;
+        state.mode = Mode::Attaching;
+        state.slot = None;
+        state.unreported = 0;
+        state.asks.clear();
+        state.orders.clear();
+        state.attach_deadline = Some(Instant::now() + core.config.connect_wait);
+        let books = &mut state.pool.books;
+        // What is not used is not declared: the daemon may have lent it to somebody else by now.
+        books.alone = false;
+        books.lease = books.used;
+        self.send(ToDaemon::Attach {
+            device: device.uuid,
+            total: device.total,
+            granularity: Bytes(device.memory.granularity()),
+            lease: Bytes(books.lease),
+            evicted: Bytes(books.evicted),
+            overhead: Bytes(books.overhead),
+        });
+        drop(state);
+        // It sleeps without a timeout, and there is a deadline now.
+        self.ring();
+    }
+
+    /// In a forked child: descriptors to close. Takes no lock.
+    pub(crate) fn child_fds(&self) -> impl Iterator<Item = i32> {
+        let socket = self.socket.swap(-1, Ordering::AcqRel);
+        let bell = self.bell.get().map_or(-1, std::os::fd::AsRawFd::as_raw_fd);
+        [socket, bell].into_iter().filter(|fd| *fd >= 0)
+    }
+}

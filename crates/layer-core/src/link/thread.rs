@@ -1,0 +1,405 @@
+//! The thread that owns the socket.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ebb_protocol::ToDaemon;
+use ebb_protocol::socket;
+use ebb_protocol::wire::{ToLayer, WireError};
+use ebb_units::Bytes;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+
+use super::{Link, Status, incoming};
+use crate::core::Core;
+use crate::device::{Device, Mode};
+
+/// At most so often the daemon hears of use.
+const USAGE_EVERY: Duration = Duration::from_millis(100);
+/// Between attempts to connect.
+const RETRY: Duration = Duration::from_secs(1);
+/// A daemon that takes nothing for so long is stuck.
+const STUCK: Duration = Duration::from_secs(10);
+/// Packets read before looking at anything else.
+const BURST: usize = 64;
+
+/// Why a connection ended.
+enum End {
+    /// Try again.
+    Lost(String),
+    /// The daemon does not want us.
+    Refused(String),
+}
+
+pub(super) fn run(core: &Arc<Core>) {
+    let link = &core.link;
+    let mut session = 0;
+    let mut epoch = 0;
+    loop {
+        let end = match connect(core) {
+            Ok(socket) => {
+                epoch += 1;
+                link.socket.store(socket.as_raw_fd(), Ordering::Release);
+                let end = Connection::new(core, &socket, epoch).serve(&mut session);
+                link.socket.store(-1, Ordering::Release);
+                end
+            }
+            Err(why) => End::Lost(why),
+        };
+        leave(core);
+        match end {
+            End::Lost(why) => {
+                if link.status() != Status::Alone(why.clone()) {
+                    core.events.note(format!("no daemon: {why}"));
+                }
+                link.set_status(Status::Alone(why));
+            }
+            End::Refused(why) => {
+                core.events.note(format!("the daemon refused: {why}"));
+                link.set_status(Status::Refused(why));
+                return;
+            }
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+fn connect(core: &Core) -> Result<OwnedFd, String> {
+    let mut why = String::new();
+    for path in &core.config.sockets {
+        match open(path) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => {
+                if !why.is_empty() {
+                    why.push_str("; ");
+                }
+                why.push_str(&format!("{}: {error}", path.display()));
+            }
+        }
+    }
+    Err(why)
+}
+
+fn open(path: &Path) -> Result<OwnedFd, Errno> {
+    let socket = socket::connect(path)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+/// Nobody decides about room but the driver now.
+fn leave(core: &Core) {
+    let link = &core.link;
+    link.epoch.store(0, Ordering::Release);
+    {
+        let mut outbox = link.outbox();
+        outbox.open = false;
+        outbox.overflow = false;
+        outbox.queue.clear();
+    }
+    for device in core.devices() {
+        let mut state = device.lock();
+        if state.mode == Mode::Alone {
+            continue;
+        }
+        state.mode = Mode::Alone;
+        state.epoch = 0;
+        state.slot = None;
+        state.attach_deadline = None;
+        state.asks.clear();
+        state.orders.clear();
+        let books = &mut state.pool.books;
+        books.alone = true;
+        books.lease = books.used;
+        drop(state);
+        device.wake();
+    }
+}
+
+struct Connection<'a> {
+    core: &'a Arc<Core>,
+    socket: &'a OwnedFd,
+    epoch: u64,
+    welcomed: bool,
+    handshake: Instant,
+    /// Since when the outbox could not be emptied.
+    full_since: Option<Instant>,
+    last_usage: Instant,
+    told: BTreeMap<usize, ToDaemon>,
+    passages: u64,
+    /// The gate tells of the next passage; no need to look.
+    watching: bool,
+}
+
+impl<'a> Connection<'a> {
+    fn new(core: &'a Arc<Core>, socket: &'a OwnedFd, epoch: u64) -> Self {
+        let now = Instant::now();
+        Self {
+            core,
+            socket,
+            epoch,
+            welcomed: false,
+            handshake: now + core.config.connect_wait,
+            full_since: None,
+            last_usage: now,
+            told: BTreeMap::new(),
+            passages: 0,
+            watching: false,
+        }
+    }
+
+    fn link(&self) -> &'a Link {
+        &self.core.link
+    }
+
+    fn serve(&mut self, session: &mut u64) -> End {
+        let link = self.link();
+        link.connections.fetch_add(1, Ordering::Relaxed);
+        link.outbox().open = true;
+        let mut program = [0; 64];
+        let name = self.core.config.program.as_bytes();
+        let len = name.len().min(program.len() - 1);
+        program[..len].copy_from_slice(&name[..len]);
+        link.send(ToDaemon::Hello {
+            pid: rustix::process::getpid().as_raw_nonzero().get().unsigned_abs(),
+            token: self.core.config.token,
+            program,
+            resumes: *session,
+        });
+        loop {
+            if let Some(end) = self.turn(session) {
+                return end;
+            }
+        }
+    }
+
+    fn turn(&mut self, session: &mut u64) -> Option<End> {
+        if let Err(error) = self.flush() {
+            return Some(End::Lost(error));
+        }
+        let now = Instant::now();
+        if !self.welcomed && now >= self.handshake {
+            return Some(End::Lost("the daemon does not answer".into()));
+        }
+        if self.attach_overdue(now) {
+            return Some(End::Lost("the daemon does not answer about a device".into()));
+        }
+        if self.welcomed {
+            self.usage(now);
+            if let Err(error) = self.flush() {
+                return Some(End::Lost(error));
+            }
+        }
+        let readable = match self.sleep() {
+            Ok(readable) => readable,
+            Err(error) => return Some(End::Lost(format!("poll: {error}"))),
+        };
+        if !readable {
+            return None;
+        }
+        for _ in 0..BURST {
+            match socket::recv(self.socket) {
+                Ok(None) => return Some(End::Lost("the daemon closed the connection".into())),
+                Err(Errno::AGAIN) => break,
+                Err(error) => return Some(End::Lost(format!("receiving: {error}"))),
+                Ok(Some(received)) => match ToLayer::decode(&received.packet) {
+                    Ok(message) => {
+                        if let Some(end) = self.handle(message, received.fds, session) {
+                            return Some(end);
+                        }
+                    }
+                    Err(error) => {
+                        self.link().bad_packets.fetch_add(1, Ordering::Relaxed);
+                        if !error.is_skippable() {
+                            return Some(End::Lost(format!("the daemon sent nonsense: {error}")));
+                        }
+                    }
+                },
+            }
+        }
+        None
+    }
+
+    fn handle(&mut self, message: ToLayer, fds: Vec<OwnedFd>, session: &mut u64) -> Option<End> {
+        match message {
+            ToLayer::Refused { text } => {
+                return Some(End::Refused(String::from_utf8_lossy(&text).into_owned()));
+            }
+            ToLayer::Welcome {
+                session: id,
+                task,
+                alloc_wait_ms,
+                alloc_wait_max_ms,
+                busy_wait_ms,
+            } if !self.welcomed => {
+                self.welcomed = true;
+                *session = id;
+                let ms = Duration::from_millis;
+                self.core
+                    .waits
+                    .set(ms(alloc_wait_ms), ms(alloc_wait_max_ms), ms(busy_wait_ms));
+                let link = self.link();
+                for (message, fds) in self.core.arena.declare() {
+                    link.send_with(message, fds);
+                }
+                link.epoch.store(self.epoch, Ordering::Release);
+                for device in self.core.devices() {
+                    link.attach(self.core, &device);
+                }
+                link.set_status(Status::Connected { session: id, task });
+                link.dirty.store(true, Ordering::Release);
+                self.core
+                    .events
+                    .note(format!("connected: session {id}, task {task}"));
+            }
+            other if self.welcomed => incoming::handle(self.core, other, fds),
+            _ => {}
+        }
+        None
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    fn flush(&mut self) -> Result<(), String> {
+        loop {
+            let Some((message, fds)) = ({
+                let mut outbox = self.link().outbox();
+                if outbox.overflow {
+                    return Err("the daemon does not read".into());
+                }
+                outbox.queue.pop_front()
+            }) else {
+                self.full_since = None;
+                return Ok(());
+            };
+            let packet = match message.encode() {
+                Ok(packet) => packet,
+                Err(WireError::TooLong) => continue,
+                Err(error) => return Err(format!("encoding: {error}")),
+            };
+            let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            match socket::send(self.socket, &packet, &borrowed) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => {
+                    self.link().outbox().queue.push_front((message, fds));
+                    let since = *self.full_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= STUCK {
+                        return Err("the daemon does not read".into());
+                    }
+                    return Ok(());
+                }
+                Err(error) => return Err(format!("sending: {error}")),
+            }
+        }
+    }
+
+    fn attach_overdue(&self, now: Instant) -> bool {
+        self.core
+            .devices()
+            .iter()
+            .any(|device| device.lock().attach_deadline.is_some_and(|at| now >= at))
+    }
+
+    /// Tells of use, if it is time and something changed.
+    fn usage(&mut self, now: Instant) {
+        let link = self.link();
+        let passages = self.core.gate.passages();
+        let moved = passages != self.passages;
+        if moved {
+            self.watching = false;
+        }
+        if !(moved || link.dirty.load(Ordering::Acquire)) || now < self.last_usage + USAGE_EVERY {
+            if !self.watching && !moved && now >= self.last_usage + USAGE_EVERY {
+                // Nothing for an interval: sleep until somebody comes.
+                self.core.gate.watch();
+                self.watching = true;
+                if self.core.gate.passages() != self.passages {
+                    link.dirty.store(true, Ordering::Release);
+                }
+            }
+            return;
+        }
+        link.dirty.store(false, Ordering::Release);
+        self.last_usage = now;
+        self.passages = passages;
+        let mut allocated = 0;
+        for device in self.core.devices() {
+            allocated += device.lock().pool.books.allocated;
+            if let Some(usage) = usage_of(&device, passages)
+                && self.told.get(&device.index) != Some(&usage)
+            {
+                link.send(usage.clone());
+                self.told.insert(device.index, usage);
+            }
+        }
+        if let Some(want) = self.core.arena.want(allocated) {
+            link.send(want);
+        }
+    }
+
+    /// When to look again without being woken.
+    fn timeout(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let mut due: Vec<Instant> = self
+            .core
+            .devices()
+            .iter()
+            .filter_map(|device| device.lock().attach_deadline)
+            .collect();
+        if !self.welcomed {
+            due.push(self.handshake);
+        } else if !self.watching || self.link().dirty.load(Ordering::Acquire) {
+            due.push(self.last_usage + USAGE_EVERY);
+        }
+        if let Some(since) = self.full_since {
+            due.push(since + STUCK);
+        }
+        // Rounded up: a timeout that ends early would turn into a busy loop.
+        due.into_iter()
+            .min()
+            .map(|at| at.saturating_duration_since(now) + Duration::from_millis(1))
+    }
+
+    /// Sleeps until there is something to do. Whether the socket has something to read.
+    fn sleep(&self) -> Result<bool, Errno> {
+        let timeout = self.timeout().and_then(|d| Timespec::try_from(d).ok());
+        let mut wanted = PollFlags::IN;
+        if self.full_since.is_some() {
+            wanted |= PollFlags::OUT;
+        }
+        let Some(bell) = self.link().bell.get() else {
+            return Err(Errno::BADF);
+        };
+        let mut fds = [PollFd::new(self.socket, wanted), PollFd::new(bell, PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        if fds[1].revents().contains(PollFlags::IN) {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(bell, &mut count);
+        }
+        Ok(fds[0]
+            .revents()
+            .intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR))
+    }
+}
+
+fn usage_of(device: &Device, touches: u64) -> Option<ToDaemon> {
+    let state = device.lock();
+    let books = &state.pool.books;
+    Some(ToDaemon::Usage {
+        device: state.slot?,
+        allocated: Bytes(books.allocated + books.external),
+        resident: Bytes(books.used),
+        evicted: Bytes(books.evicted),
+        cached: Bytes(books.cached),
+        pinned: Bytes(books.external + books.stuck),
+        overhead: Bytes(books.overhead),
+        touches,
+        allocations: state.pool.live_count(),
+    })
+}

@@ -1,0 +1,178 @@
+//! Chunks that leave the card and come back.
+
+use ebb_alloc::Piece;
+use ebb_device::Handle;
+
+use super::{Kind, Place, Pool, Stuck};
+
+/// A chunk, by its span and its place in it. Chunks of a live span neither move nor change their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkId {
+    pub(crate) span: u64,
+    pub(crate) index: usize,
+}
+
+impl Pool {
+    /// The chunks that an eviction of `bytes` may take, in the order in which it takes them: large ones first, because
+    /// they cost fewer calls, then one that just covers the rest.
+    pub(crate) fn candidates(&self, bytes: u64) -> Vec<(ChunkId, u64)> {
+        let mut all: Vec<(ChunkId, u64)> = self
+            .movable()
+            .filter_map(|(span, index, chunk_len, place)| {
+                matches!(place, Place::Device(_)).then_some((ChunkId { span, index }, chunk_len))
+            })
+            .collect();
+        all.sort_by_key(|(_, len)| std::cmp::Reverse(*len));
+        let mut chosen = Vec::new();
+        let mut rest = bytes;
+        let mut at = 0;
+        while rest > 0 && at < all.len() {
+            if all[at].1 < rest {
+                rest -= all[at].1;
+                chosen.push(all[at]);
+                at += 1;
+                continue;
+            }
+            // From here on one chunk is enough: the smallest that is.
+            let upto = all.partition_point(|(_, len)| *len >= rest);
+            chosen.push(all.remove(upto - 1));
+            rest = 0;
+        }
+        // The others stand ready in case one of the chosen is freed or fails.
+        chosen.extend(all.drain(at..));
+        chosen
+    }
+
+    /// Chunks of live spans.
+    fn movable(&self) -> impl Iterator<Item = (u64, usize, u64, &Place)> {
+        self.spans
+            .iter()
+            .filter(|(_, span)| matches!(span.kind, Kind::Large { .. } | Kind::Segment) && !span.freeing)
+            .flat_map(|(base, span)| {
+                span.chunks
+                    .iter()
+                    .enumerate()
+                    .map(move |(i, chunk)| (*base, i, chunk.len, &chunk.place))
+            })
+    }
+
+    /// Bytes that could be evicted.
+    pub(crate) fn movable_bytes(&self) -> u64 {
+        self.movable()
+            .filter(|(_, _, _, place)| matches!(place, Place::Device(_)))
+            .map(|(_, _, len, _)| len)
+            .sum()
+    }
+
+    /// The chunks in host memory, in the order in which they lie there, so that segments run empty one after another.
+    pub(crate) fn evicted_chunks(&self) -> Vec<ChunkId> {
+        let mut all: Vec<(Option<Piece>, ChunkId)> = self
+            .movable()
+            .filter_map(|(span, index, _, place)| match place {
+                Place::Host(pieces) => Some((pieces.first().copied(), ChunkId { span, index })),
+                _ => None,
+            })
+            .collect();
+        // Highest segments first: the arena fills low ones first and gives high ones back.
+        all.sort_by_key(|(piece, _)| piece.map(|p| (std::cmp::Reverse(p.segment), p.offset)));
+        all.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Starts to move a chunk out. `None` if it isn't there any more.
+    pub(crate) fn begin_out(&mut self, id: ChunkId) -> Option<(u64, u64, Handle)> {
+        let span = self.spans.get_mut(&id.span)?;
+        if span.freeing || !matches!(span.kind, Kind::Large { .. } | Kind::Segment) {
+            return None;
+        }
+        let chunk = span.chunks.get_mut(id.index)?;
+        let Place::Device(handle) = chunk.place else {
+            return None;
+        };
+        chunk.place = Place::Moving;
+        span.moving += 1;
+        Some((chunk.at, chunk.len, handle))
+    }
+
+    fn end_move(&mut self, id: ChunkId, place: Place) -> u64 {
+        let Some(span) = self.spans.get_mut(&id.span) else {
+            debug_assert!(false, "a span with a moving chunk stays");
+            return 0;
+        };
+        span.moving = span.moving.saturating_sub(1);
+        let Some(chunk) = span.chunks.get_mut(id.index) else {
+            return 0;
+        };
+        chunk.place = place;
+        chunk.len
+    }
+
+    /// The chunk is in host memory and gone from the card.
+    pub(crate) fn moved_out(&mut self, id: ChunkId, pieces: Vec<Piece>) {
+        let len = self.end_move(id, Place::Host(pieces));
+        self.books.evicted += len;
+        self.books.give(len);
+    }
+
+    /// The chunk is in host memory, its addresses are unmapped, and the driver would not take the handle back.
+    pub(crate) fn moved_out_but_stuck(&mut self, id: ChunkId, pieces: Vec<Piece>, handle: Handle) {
+        let len = self.end_move(id, Place::Host(pieces));
+        self.books.evicted += len;
+        self.books.stuck += len;
+        self.stuck.push(Stuck {
+            handle,
+            len,
+            at: None,
+            gives: false,
+        });
+    }
+
+    /// The chunk stays on the card.
+    pub(crate) fn stays(&mut self, id: ChunkId, handle: Handle) {
+        self.end_move(id, Place::Device(handle));
+    }
+
+    /// Starts to move a chunk in, if there is lease for it: its address, length and pieces. `Err` says how much lease is
+    /// missing; `Ok(None)` that it isn't there any more.
+    pub(crate) fn begin_in(&mut self, id: ChunkId) -> Result<Option<(u64, u64, Vec<Piece>)>, u64> {
+        let Some(span) = self.spans.get_mut(&id.span) else {
+            return Ok(None);
+        };
+        if span.freeing {
+            return Ok(None);
+        }
+        let Some(chunk) = span.chunks.get_mut(id.index) else {
+            return Ok(None);
+        };
+        let Place::Host(pieces) = &chunk.place else {
+            return Ok(None);
+        };
+        if !self.books.alone && self.books.unused() < chunk.len {
+            return Err(chunk.len - self.books.unused());
+        }
+        let pieces = pieces.clone();
+        chunk.place = Place::Moving;
+        span.moving += 1;
+        let (at, len) = (chunk.at, chunk.len);
+        self.books.take(len);
+        Ok(Some((at, len, pieces)))
+    }
+
+    /// The chunk is on the card; its pieces are free.
+    pub(crate) fn moved_in(&mut self, id: ChunkId, handle: Handle) -> u64 {
+        let len = self.end_move(id, Place::Device(handle));
+        self.books.evicted -= len;
+        len
+    }
+
+    /// The chunk stays in host memory. What the driver would not take back of the attempt is in `stuck`.
+    pub(crate) fn not_moved_in(&mut self, id: ChunkId, pieces: Vec<Piece>, stuck: Option<Stuck>) {
+        let len = self.end_move(id, Place::Host(pieces));
+        match stuck {
+            Some(one) => {
+                self.books.stuck += len;
+                self.stuck.push(one);
+            }
+            None => self.books.give(len),
+        }
+    }
+}

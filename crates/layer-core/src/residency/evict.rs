@@ -1,0 +1,363 @@
+//! The way out.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ebb_alloc::Piece;
+use ebb_device::{DeviceError, Direction, Handle, Marker};
+use ebb_protocol::ToDaemon;
+use ebb_protocol::wire::outcome;
+use ebb_units::Bytes;
+
+use super::{DEPTH, reopen};
+use crate::core::Core;
+use crate::device::{Device, Mode, Order, Phase};
+use crate::pool::ChunkId;
+use crate::steps;
+
+/// A chunk whose copy is under way.
+struct Leaving {
+    id: ChunkId,
+    at: u64,
+    len: u64,
+    handle: Handle,
+    pieces: Vec<Piece>,
+    marker: Marker,
+}
+
+/// What an order did.
+#[derive(Default)]
+struct Done {
+    copied: u64,
+    from: Option<Instant>,
+    until: Option<Instant>,
+}
+
+/// Carries an order out: unused lease first, then cached chunks, then eviction.
+pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
+    let mut left = order.bytes;
+    let mut done = Done::default();
+    core.events.note(format!(
+        "device {}: {} wanted back: {}",
+        device.index,
+        Bytes(order.bytes),
+        order.reason
+    ));
+    give_without_copy(core, device, order, &mut left);
+    let mut result = outcome::DONE;
+    if left > 0 && !device.lock().is_void(order) {
+        result = evict(core, device, order, &mut left, &mut done);
+        // What was freed meanwhile went to the cache.
+        give_without_copy(core, device, order, &mut left);
+        if left == 0 {
+            result = outcome::DONE;
+        }
+    }
+    let nanos = done
+        .from
+        .zip(done.until)
+        .map_or(0, |(from, until)| until.duration_since(from).as_nanos());
+    let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+    let mut state = device.lock();
+    state.current = None;
+    let counters = &mut state.counters;
+    counters.evictions += u64::from(done.copied > 0);
+    counters.bytes_out += done.copied;
+    counters.nanos_out += nanos;
+    match result {
+        outcome::BUSY => counters.busy += 1,
+        outcome::CAPTURING => counters.capturing += 1,
+        outcome::NO_ROOM => counters.no_room += 1,
+        outcome::FAILED => counters.failed += 1,
+        _ => {}
+    }
+    if let Some(slot) = state.slot.filter(|_| order.epoch == state.epoch) {
+        core.link.send(ToDaemon::ReclaimDone {
+            device: slot,
+            order: order.id,
+            outcome: result,
+            copied: Bytes(done.copied),
+            nanos,
+        });
+    }
+    drop(state);
+    core.link.poke();
+}
+
+/// Lease that is unused, then cached spans.
+fn give_without_copy(core: &Core, device: &Device, order: &Order, left: &mut u64) {
+    let mut state = device.lock();
+    state.give_lease(core, order, left);
+    if *left > 0 && state.pool.books.stuck > 0 {
+        drop(state);
+        device.retry_stuck();
+        state = device.lock();
+        state.give_lease(core, order, left);
+    }
+    while *left > 0 && state.mode != Mode::Alone && !state.is_void(order) {
+        // One span at a time: each is reported as soon as it is gone.
+        let apart = state.pool.drop_cached(1);
+        if apart.chunks.is_empty() {
+            break;
+        }
+        drop(state);
+        device.take_apart(core, &apart);
+        state = device.lock();
+        state.give_lease(core, order, left);
+    }
+}
+
+/// Evicts until `left` is nothing; an [`outcome`].
+fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done: &mut Done) -> u32 {
+    {
+        let state = device.lock();
+        if state.dead || core.is_exiting() {
+            return outcome::FAILED;
+        }
+        if state.pool.movable_bytes() == 0 {
+            return nothing_left(device, state.pool.books.used);
+        }
+    }
+    if let Err(result) = close(core, device) {
+        return result;
+    }
+    let result = copy_out(core, device, order, left, done);
+    let mut state = device.lock();
+    state.phase = Phase::Evicted;
+    let back = state.pool.books.evicted == 0;
+    let used = state.pool.books.used;
+    drop(state);
+    if back {
+        reopen(core, device);
+    }
+    result.unwrap_or_else(|| {
+        if *left > 0 {
+            nothing_left(device, used)
+        } else {
+            outcome::DONE
+        }
+    })
+}
+
+fn nothing_left(_: &Device, used: u64) -> u32 {
+    // All that there was is given back, or what remains cannot be moved.
+    if used == 0 {
+        outcome::DONE
+    } else {
+        outcome::NOTHING_LEFT
+    }
+}
+
+/// Closes the gate and waits until nothing of the program runs on the device. Not at all, or completely.
+fn close(core: &Core, device: &Device) -> Result<(), u32> {
+    if core.captures() > 0 {
+        return Err(outcome::CAPTURING);
+    }
+    let mut state = device.lock();
+    if state.closed {
+        return Ok(());
+    }
+    state.closed = true;
+    state.phase = Phase::Closing;
+    drop(state);
+    core.gate.close();
+    let deadline = Instant::now() + core.waits.busy();
+    let result = if !core.gate.drain(deadline) {
+        Err(outcome::BUSY)
+    } else if core.captures() > 0 {
+        // It began before the gate closed. From here on none can begin: that passes the gate.
+        Err(outcome::CAPTURING)
+    } else {
+        match device.quiet.within(&device.memory, deadline) {
+            Some(Ok(())) => Ok(()),
+            None => Err(outcome::BUSY),
+            Some(Err(error)) => {
+                note_error(core, device, "waiting for its work", error);
+                Err(outcome::FAILED)
+            }
+        }
+    };
+    if result.is_err() {
+        reopen(core, device);
+    }
+    result
+}
+
+fn note_error(core: &Core, device: &Device, doing: &str, error: DeviceError) {
+    core.events
+        .note(format!("device {}: {doing}: {error}", device.index));
+    let mut state = device.lock();
+    state.counters.driver_errors += 1;
+    if error == DeviceError::Gone {
+        state.dead = true;
+    }
+}
+
+/// The pipeline: while one chunk copies, the one before it is unmapped and released. `None` if nothing went wrong.
+fn copy_out(
+    core: &Arc<Core>,
+    device: &Device,
+    order: &Order,
+    left: &mut u64,
+    done: &mut Done,
+) -> Option<u32> {
+    let mut todo: VecDeque<ChunkId> = {
+        let mut state = device.lock();
+        state.phase = Phase::CopyingOut;
+        let chosen = state.pool.candidates(*left);
+        chosen.into_iter().map(|(id, _)| id).collect()
+    };
+    let mut under_way: VecDeque<Leaving> = VecDeque::new();
+    let mut result = None;
+    loop {
+        let coming: u64 = under_way.iter().map(|chunk| chunk.len).sum();
+        if result.is_none() && under_way.len() < DEPTH && *left > coming {
+            let void = {
+                let state = device.lock();
+                state.is_void(order) || core.is_exiting()
+            };
+            match todo.pop_front() {
+                Some(_) if void => result = Some(outcome::FAILED),
+                Some(id) => match begin(core, device, id, done) {
+                    Begun::UnderWay(chunk) => {
+                        under_way.push_back(chunk);
+                        continue;
+                    }
+                    Begun::Gone => continue,
+                    Begun::NoRoom(len) if !under_way.is_empty() => {
+                        // Asked for now, needed when what is under way is done.
+                        core.link.send(core.arena.want_now(coming + len));
+                        todo.push_front(id);
+                    }
+                    Begun::NoRoom(len) => {
+                        if wait_for_room(core, device, order, len) {
+                            todo.push_front(id);
+                            continue;
+                        }
+                        result = Some(outcome::NO_ROOM);
+                    }
+                    Begun::Failed => result = Some(outcome::FAILED),
+                },
+                None => {}
+            }
+        }
+        let Some(chunk) = under_way.pop_front() else {
+            // Nothing under way: either all is done, or there is nothing more to begin.
+            if result.is_some() || *left == 0 || todo.is_empty() {
+                return result;
+            }
+            continue;
+        };
+        if !finish(core, device, chunk, done) {
+            result = Some(outcome::FAILED);
+        }
+        device.lock().give_lease(core, order, left);
+    }
+}
+
+enum Begun {
+    UnderWay(Leaving),
+    /// It was freed.
+    Gone,
+    /// The arena has no room for so many bytes.
+    NoRoom(u64),
+    Failed,
+}
+
+fn begin(core: &Core, device: &Device, id: ChunkId, done: &mut Done) -> Begun {
+    let memory = &*device.memory;
+    let granule = memory.granularity();
+    let (at, len, handle, pieces) = {
+        let mut state = device.lock();
+        let Some((at, len, handle)) = state.pool.begin_out(id) else {
+            return Begun::Gone;
+        };
+        let Some(pieces) = core.arena.take(len, granule) else {
+            state.pool.stays(id, handle);
+            drop(state);
+            device.wake();
+            return Begun::NoRoom(len);
+        };
+        (at, len, handle, pieces)
+    };
+    done.from.get_or_insert_with(Instant::now);
+    match steps::enqueue(memory, Direction::Out, at, &core.arena.addresses(&pieces)) {
+        Ok(marker) => Begun::UnderWay(Leaving {
+            id,
+            at,
+            len,
+            handle,
+            pieces,
+            marker,
+        }),
+        Err(error) => {
+            note_error(core, device, "copying out", error);
+            stay(core, device, id, handle, &pieces, true);
+            Begun::Failed
+        }
+    }
+}
+
+/// The chunk stays where it is.
+fn stay(core: &Core, device: &Device, id: ChunkId, handle: Handle, pieces: &[Piece], unsure: bool) {
+    if unsure && !steps::settle(&*device.memory, Direction::Out) {
+        core.arena.lose(pieces);
+    } else {
+        core.arena.give_back(pieces);
+    }
+    device.lock().pool.stays(id, handle);
+    device.wake();
+}
+
+/// Waits for a copy, then lets the chunk's memory go. `false` if the chunk is still there.
+fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool {
+    let memory = &*device.memory;
+    let Leaving {
+        id,
+        at,
+        len,
+        handle,
+        pieces,
+        marker,
+    } = chunk;
+    if let Err(error) = memory.wait(marker) {
+        note_error(core, device, "copying out", error);
+        stay(core, device, id, handle, &pieces, true);
+        return false;
+    }
+    done.until = Some(Instant::now());
+    if let Err(error) = memory.unmap(at, len) {
+        note_error(core, device, "unmapping", error);
+        stay(core, device, id, handle, &pieces, false);
+        return false;
+    }
+    done.copied += len;
+    let released = memory.release(handle);
+    if let Err(error) = released {
+        note_error(core, device, "releasing", error);
+        device.lock().pool.moved_out_but_stuck(id, pieces, handle);
+    } else {
+        device.lock().pool.moved_out(id, pieces);
+    }
+    device.wake();
+    released.is_ok()
+}
+
+/// The arena is full: asks for more and waits, as long as more keeps coming. `false` if none came in time.
+fn wait_for_room(core: &Core, device: &Device, order: &Order, len: u64) -> bool {
+    core.link.send(core.arena.want_now(len));
+    let granule = device.memory.granularity();
+    let deadline = Instant::now() + core.config.arena_wait;
+    let mut state = device.lock();
+    loop {
+        if core.arena.has_room(len, granule) {
+            return true;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || state.is_void(order) || state.mode != Mode::Connected || core.is_exiting() {
+            return false;
+        }
+        state = device.wait_for(state, left);
+    }
+}

@@ -1,0 +1,94 @@
+//! A device's memory leaves the card and comes back. One owner thread per device does it all.
+//!
+//! ```text
+//! Resident -> Closing -> CopyingOut -> Evicted -> Waiting(lease) -> CopyingIn -> Resident
+//!    ^           | busy      | failed     ^           ^                | failed
+//!    +-----------+-----------+            |           +----------------+ what is back stays; retried with back-off
+//!      mapped again, nothing lost         +--- some chunks went before the failure
+//! ```
+//! *Resident*: the gate is open as far as this device goes. In every other phase it holds the gate closed, and from
+//! *CopyingOut* on the device is quiet: nothing of the program runs.
+//!
+//! # Rules
+//! * A chunk's physical memory goes only after the copy of it was waited for and found good.
+//! * A chunk is in one place. What moves is known to the owner alone ([`crate::pool::Place::Moving`]); frees of it wait
+//!   for these few milliseconds.
+//! * Any failure leaves chunks on the card or in host memory, whole. While one is in host memory the gate stays closed.
+//! * Lease is counted before the driver's call on the way in, and after it on the way out.
+//! * No driver call is made under a lock; waiting is bounded, or ends with a change of state.
+
+mod evict;
+mod restore;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::core::Core;
+use crate::device::{Device, Order, Phase};
+
+/// Chunks under way at once: one whose copy ends, one that copies, one that is made ready.
+const DEPTH: usize = 3;
+
+enum Job {
+    Order(Order),
+    Restore,
+    /// Everything evicted was freed.
+    Reopen,
+    End,
+}
+
+/// The life of the owner thread.
+pub(crate) fn own(core: &Arc<Core>, device: &Arc<Device>) {
+    loop {
+        match next(core, device) {
+            Job::Order(order) => evict::carry_out(core, device, &order),
+            Job::Restore => restore::run(core, device),
+            Job::Reopen => reopen(core, device),
+            Job::End => break,
+        }
+    }
+    let mut state = device.lock();
+    let closed = std::mem::take(&mut state.closed);
+    state.phase = Phase::Resident;
+    state.owner_ended = true;
+    drop(state);
+    device.wake();
+    if closed {
+        core.gate.open();
+    }
+}
+
+fn next(core: &Core, device: &Device) -> Job {
+    let mut state = device.lock();
+    loop {
+        if state.stop {
+            return Job::End;
+        }
+        if let Some(order) = state.orders.pop_front() {
+            state.current = Some((order.id, false));
+            return Job::Order(order);
+        }
+        if state.closed && (state.pool.books.evicted == 0 || state.dead) {
+            return Job::Reopen;
+        }
+        if state.closed && core.gate.waiters() > 0 {
+            return Job::Restore;
+        }
+        state = device.wait(state);
+    }
+}
+
+/// Lets the program in again.
+fn reopen(core: &Core, device: &Device) {
+    let mut state = device.lock();
+    state.phase = Phase::Resident;
+    state.failing = None;
+    state.cancel_restore_asks(core);
+    let closed = std::mem::take(&mut state.closed);
+    drop(state);
+    if closed {
+        core.gate.open();
+    }
+    core.link.poke();
+}

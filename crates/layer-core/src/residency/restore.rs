@@ -1,0 +1,284 @@
+//! The way in.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ebb_alloc::Piece;
+use ebb_device::{DeviceError, Direction, Handle, Marker};
+use ebb_protocol::ToDaemon;
+use ebb_protocol::wire::ask_kind;
+use ebb_units::Bytes;
+
+use super::{DEPTH, reopen};
+use crate::core::Core;
+use crate::device::{Device, Failing, Mode, Phase};
+use crate::error::TouchError;
+use crate::pool::{ChunkId, Stuck};
+use crate::steps;
+
+/// The first pause after a failure, and the longest.
+const BACK_OFF: Duration = Duration::from_millis(5);
+const BACK_OFF_MAX: Duration = Duration::from_millis(500);
+/// How long errors other than a full card are tried before waiting threads hear of them.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Before asking again for what was denied.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// A chunk whose copy is under way.
+struct Coming {
+    id: ChunkId,
+    at: u64,
+    len: u64,
+    handle: Handle,
+    pieces: Vec<Piece>,
+    marker: Marker,
+}
+
+enum Begun {
+    UnderWay(Coming),
+    /// No chunk that can be begun with the lease that there is, or none at all.
+    Nothing,
+    Failed,
+}
+
+/// Brings everything back, as lease comes in. Returns when all is back, or an order is to be carried out first, or
+/// nobody waits for it any more because it keeps failing.
+pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
+    let mut under_way: VecDeque<Coming> = VecDeque::new();
+    let mut todo: VecDeque<ChunkId> = VecDeque::new();
+    let (mut copied, mut from, mut until) = (0, None, None);
+    let mut failed = false;
+    device.lock().phase = Phase::Waiting;
+    loop {
+        let (interrupted, seen) = {
+            let state = device.lock();
+            let interrupted = state.stop || state.dead || !state.orders.is_empty();
+            (interrupted, state.version)
+        };
+        if !interrupted && !failed && under_way.len() < DEPTH {
+            match begin(core, device, &mut todo) {
+                Begun::UnderWay(chunk) => {
+                    from.get_or_insert_with(Instant::now);
+                    under_way.push_back(chunk);
+                    continue;
+                }
+                Begun::Nothing => {}
+                Begun::Failed => failed = true,
+            }
+        }
+        if let Some(chunk) = under_way.pop_front() {
+            let len = chunk.len;
+            if finish(core, device, chunk) {
+                copied += len;
+                until = Some(Instant::now());
+            } else {
+                failed = true;
+            }
+            continue;
+        }
+        let mut state = device.lock();
+        if interrupted {
+            break;
+        }
+        if state.pool.books.evicted == 0 {
+            let nanos = from.zip(until).map_or(0, |(from, until): (Instant, Instant)| {
+                until.duration_since(from).as_nanos()
+            });
+            let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+            state.counters.restores += 1;
+            state.counters.bytes_in += copied;
+            state.counters.nanos_in += nanos;
+            if let Some(slot) = state.slot {
+                core.link.send(ToDaemon::Restored {
+                    device: slot,
+                    copied: Bytes(copied),
+                    nanos,
+                });
+            }
+            drop(state);
+            reopen(core, device);
+            return;
+        }
+        if failed {
+            failed = false;
+            let pause = give_up_or_pause(core, &mut state);
+            if pause.is_none() && core.gate.waiters() == 0 {
+                break;
+            }
+            drop(device.wait_for(state, pause.unwrap_or(BACK_OFF_MAX)));
+            continue;
+        }
+        if state.version != seen {
+            // A grant or a free came after the look at the lease: look again.
+            continue;
+        }
+        state.phase = Phase::Waiting;
+        let denied = ask(core, &mut state);
+        // Woken by grants, frees, orders, a change of the connection.
+        if denied {
+            drop(device.wait_for(state, ASK_AGAIN));
+        } else {
+            drop(device.wait(state));
+        }
+    }
+    // An order comes first, or the device goes: the next round goes on from here.
+    let mut state = device.lock();
+    if state.pool.books.evicted > 0 {
+        state.phase = Phase::Evicted;
+    }
+    state.counters.bytes_in += copied;
+}
+
+/// Asks for the lease that is missing and not asked for yet. `true` if an earlier ask was denied: a pause is due.
+fn ask(core: &Core, state: &mut crate::device::State) -> bool {
+    let denied: Vec<u64> = state
+        .asks
+        .iter()
+        .filter(|(_, ask)| ask.restore && ask.denied.is_some())
+        .map(|(id, _)| *id)
+        .collect();
+    for id in &denied {
+        state.asks.remove(id);
+    }
+    if !denied.is_empty() {
+        core.events
+            .note("the daemon refused room for memory that is to come back; asking again");
+        return true;
+    }
+    if state.mode != Mode::Connected {
+        return false;
+    }
+    let books = &state.pool.books;
+    let missing = books
+        .evicted
+        .saturating_sub(books.unused())
+        .saturating_sub(state.restore_outstanding());
+    if missing > 0 {
+        state.ask(core, ask_kind::RESTORE, missing, true);
+    }
+    false
+}
+
+/// After a failure: how long to pause, or `None` after the waiting threads were told.
+fn give_up_or_pause(core: &Core, state: &mut crate::device::State) -> Option<Duration> {
+    let failing = state.failing?;
+    let (patience, error) = match failing.error {
+        DeviceError::OutOfMemory => (core.waits.alloc_max(), TouchError::OutOfMemory),
+        other => (core.waits.alloc_max().min(PATIENCE), TouchError::Device(other)),
+    };
+    if failing.since.elapsed() >= patience {
+        core.gate.fail_waiters(error);
+        return None;
+    }
+    let pause = BACK_OFF.saturating_mul(1 << failing.tries.min(10));
+    Some(pause.min(BACK_OFF_MAX))
+}
+
+fn failure(core: &Core, device: &Device, doing: &str, error: DeviceError) {
+    core.events
+        .note(format!("device {}: {doing}: {error}", device.index));
+    let mut state = device.lock();
+    state.counters.driver_errors += 1;
+    let failing = state.failing.get_or_insert(Failing {
+        since: Instant::now(),
+        tries: 0,
+        error,
+    });
+    failing.tries += 1;
+    failing.error = error;
+    if error == DeviceError::Gone {
+        state.dead = true;
+    }
+}
+
+/// Makes room for the next chunk and starts its copy.
+fn begin(core: &Core, device: &Device, todo: &mut VecDeque<ChunkId>) -> Begun {
+    let memory = &*device.memory;
+    device.retry_stuck();
+    let (id, at, len, pieces) = {
+        let mut state = device.lock();
+        if todo.is_empty() {
+            todo.extend(state.pool.evicted_chunks());
+        }
+        loop {
+            let Some(id) = todo.pop_front() else {
+                return Begun::Nothing;
+            };
+            match state.pool.begin_in(id) {
+                Ok(Some((at, len, pieces))) => {
+                    state.phase = Phase::CopyingIn;
+                    break (id, at, len, pieces);
+                }
+                Ok(None) => {}
+                Err(_) => {
+                    todo.push_front(id);
+                    return Begun::Nothing;
+                }
+            }
+        }
+    };
+    let handle = match steps::bring(memory, at, len) {
+        Ok(handle) => handle,
+        Err(failed) => {
+            failure(core, device, "making room to copy in", failed.error);
+            stay(device, id, pieces, failed.stuck.first().copied());
+            return Begun::Failed;
+        }
+    };
+    match steps::enqueue(memory, Direction::In, at, &core.arena.addresses(&pieces)) {
+        Ok(marker) => Begun::UnderWay(Coming {
+            id,
+            at,
+            len,
+            handle,
+            pieces,
+            marker,
+        }),
+        Err(error) => {
+            failure(core, device, "copying in", error);
+            undo(device, id, at, len, handle, pieces);
+            Begun::Failed
+        }
+    }
+}
+
+/// The chunk stays in host memory.
+fn stay(device: &Device, id: ChunkId, pieces: Vec<Piece>, stuck: Option<Stuck>) {
+    device.lock().pool.not_moved_in(id, pieces, stuck);
+    device.wake();
+}
+
+/// A copy failed, or may have: takes the device memory away again. The host copy is as good as before.
+fn undo(device: &Device, id: ChunkId, at: u64, len: u64, handle: Handle, pieces: Vec<Piece>) {
+    let memory = &*device.memory;
+    // If it cannot be known whether the copy still runs, the memory goes all the same: the driver keeps it alive for
+    // copies that it has begun, and faults the ones that it has not, into a context that is lost anyway.
+    let _ = steps::settle(memory, Direction::In);
+    let stuck = steps::take_away(memory, at, len, handle);
+    stay(device, id, pieces, stuck);
+}
+
+/// Waits for a copy. `false` if the chunk is still in host memory.
+fn finish(core: &Core, device: &Device, chunk: Coming) -> bool {
+    let Coming {
+        id,
+        at,
+        len,
+        handle,
+        pieces,
+        marker,
+    } = chunk;
+    if let Err(error) = device.memory.wait(marker) {
+        failure(core, device, "copying in", error);
+        undo(device, id, at, len, handle, pieces);
+        return false;
+    }
+    let mut state = device.lock();
+    state.pool.moved_in(id, handle);
+    state.failing = None;
+    drop(state);
+    core.arena.give_back(&pieces);
+    device.wake();
+    true
+}

@@ -61,7 +61,7 @@ impl DeviceFacts {
 /// One GPU's memory, by the driver's calls in a context of the program.
 ///
 /// # Locks
-/// `contexts`, then `lanes`, then `access`. Driver calls are made under `lanes` (making a stream or event, rare) and
+/// `access`, then `contexts`, then `lanes`. Driver calls are made under `lanes` (making a stream or event, rare) and
 /// `access` (so that a peer which joins misses no range); neither waits for the GPU.
 #[derive(Debug)]
 pub struct CudaDevice {
@@ -95,14 +95,15 @@ struct Access {
 }
 
 impl CudaDevice {
-    /// A device on which the program has made a first context.
+    /// A device, with the context that the program made on it if it has made one. Without a context addresses can be
+    /// reserved and memory can be made, but nothing can be copied.
     ///
     /// # Errors
     /// [`DeviceError`] if the driver does not say a granularity, which means that it has no virtual memory calls for it.
     pub fn new(
         table: Arc<DriverTable>,
         device: CUdevice,
-        context: CUcontext,
+        context: Option<CUcontext>,
         facts: &DeviceFacts,
     ) -> Result<Self, DeviceError> {
         let mut this = Self {
@@ -110,7 +111,7 @@ impl CudaDevice {
             device,
             granularity: 0,
             rdma: facts.rdma,
-            contexts: RwLock::new(vec![context]),
+            contexts: RwLock::new(context.into_iter().collect()),
             lanes: Mutex::default(),
             access: Mutex::default(),
         };
@@ -155,6 +156,16 @@ impl CudaDevice {
         !contexts.is_empty()
     }
 
+    /// A context is gone already, and our streams with it: no call is made in it any more.
+    pub fn forget_context(&self, context: CUcontext) {
+        let mut contexts = self.contexts.write().unwrap_or_else(PoisonError::into_inner);
+        contexts.retain(|&known| known != context);
+        let mut lanes = self.lanes();
+        if lanes.context == context {
+            *lanes = Lanes::default();
+        }
+    }
+
     /// Lets another device use all memory of this one, now and later.
     ///
     /// # Errors
@@ -183,8 +194,14 @@ impl CudaDevice {
         prop
     }
 
-    fn scope(&self) -> Result<Scope<'_>, DeviceError> {
-        self.first_context().map(|(scope, _)| scope)
+    /// For calls that belong to the process, not to a context: the driver needs none for them, and if there is one, it
+    /// is made current all the same, since not every driver keeps to that.
+    fn scope(&self) -> Result<Option<Scope<'_>>, DeviceError> {
+        match self.first_context() {
+            Ok((scope, _)) => Ok(Some(scope)),
+            Err(DeviceError::Gone) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn first_context(&self) -> Result<(Scope<'_>, CUcontext), DeviceError> {
@@ -349,8 +366,8 @@ impl DeviceMemory for CudaDevice {
 
     fn unmap(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
         let mut access = self.access();
-        // Without a context (it was destroyed already) unmapping still works, and is what is left to do.
-        let _scope = self.scope().ok();
+        // Even if no context is left (it was destroyed already): unmapping is what is left to do.
+        let _scope = self.scope();
         // SAFETY: no pointers of the host; the driver checks the range. That no work uses it is the caller's contract.
         check("cuMemUnmap", unsafe {
             self.table.cuMemUnmap(CUdeviceptr(addr), Bytes(size).to_usize())

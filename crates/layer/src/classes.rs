@@ -1,0 +1,422 @@
+//! What each of the driver's functions means to us: one table, from which hooks, tests and `ebb doctor` are made.
+//!
+//! A function that the driver's list has and this table has not does not compile.
+//!
+//! | class | meaning |
+//! | --- | --- |
+//! | allocate | takes memory |
+//! | free | gives memory back |
+//! | touch | may make the GPU read or write memory, or lets the driver look at addresses |
+//! | query | asks; the answer may be virtualised |
+//! | share | lets somebody else hold memory |
+//! | capture | stream capture |
+//! | lifetime | begins or ends what memory depends on |
+//! | pass | nothing to do with memory |
+//!
+//! | how | meaning |
+//! | --- | --- |
+//! | gate | hook generated from the function list: through the gate, call, leave |
+//! | own | hook written by hand, in `hooks/` |
+//! | pass | no hook: the program gets the driver's function itself |
+
+/// Calls `$callback!` with the table.
+macro_rules! for_each_class {
+    ($callback:ident) => {
+        $callback! { $
+            // May make the GPU, or a copy engine, read or write memory of the program; or the driver checks an address in it.
+            // The hook is generated: enter the gate, call, leave.
+            touch gate {
+                cuFabricCpyBatchAsync cuFabricCpyBatchAsync_ptsz cuGraphAddBatchMemOpNode
+                cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphBatchMemOpNodeSetParams
+                cuGraphExecBatchMemOpNodeSetParams cuGraphExecMemcpyNodeSetParams
+                cuGraphExecMemsetNodeSetParams cuGraphExecNodeSetParams cuGraphExecUpdate
+                cuGraphExecUpdate_v2 cuGraphInstantiate cuGraphInstantiateWithFlags
+                cuGraphInstantiateWithParams cuGraphInstantiateWithParams_ptsz cuGraphInstantiate_v2
+                cuGraphLaunch cuGraphLaunch_ptsz cuGraphMemcpyNodeSetParams cuGraphMemsetNodeSetParams
+                cuGraphNodeSetParams cuGraphNodeSetParams_v2 cuGraphUpload cuGraphUpload_ptsz
+                cuGraphicsMapResources cuGraphicsMapResources_ptsz cuGraphicsUnmapResources
+                cuGraphicsUnmapResources_ptsz cuLaunch cuLaunchCooperativeKernel
+                cuLaunchCooperativeKernelMultiDevice cuLaunchCooperativeKernel_ptsz cuLaunchGrid
+                cuLaunchGridAsync cuLaunchKernel cuLaunchKernelEx cuLaunchKernelEx_ptsz
+                cuLaunchKernel_ptsz cuLogicalEndpointBindAddr cuMemAdvise cuMemAdvise_v2
+                cuMemBatchDecompressAsync cuMemBatchDecompressAsync_ptsz cuMemDiscardAndPrefetchBatchAsync
+                cuMemDiscardAndPrefetchBatchAsync_ptsz cuMemDiscardBatchAsync cuMemDiscardBatchAsync_ptsz
+                cuMemMapArrayAsync cuMemMapArrayAsync_ptsz cuMemPrefetchAsync cuMemPrefetchAsync_ptsz
+                cuMemPrefetchAsync_v2 cuMemPrefetchAsync_v2_ptsz cuMemPrefetchBatchAsync
+                cuMemPrefetchBatchAsync_ptsz cuMemcpy cuMemcpy2D cuMemcpy2DAsync cuMemcpy2DAsync_v2
+                cuMemcpy2DAsync_v2_ptsz cuMemcpy2DUnaligned cuMemcpy2DUnaligned_v2
+                cuMemcpy2DUnaligned_v2_ptds cuMemcpy2D_v2 cuMemcpy2D_v2_ptds cuMemcpy3D cuMemcpy3DAsync
+                cuMemcpy3DAsync_v2 cuMemcpy3DAsync_v2_ptsz cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_ptsz
+                cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz cuMemcpy3DPeer cuMemcpy3DPeerAsync
+                cuMemcpy3DPeerAsync_ptsz cuMemcpy3DPeer_ptds cuMemcpy3DWithAttributesAsync
+                cuMemcpy3DWithAttributesAsync_ptsz cuMemcpy3D_v2 cuMemcpy3D_v2_ptds cuMemcpyAsync
+                cuMemcpyAsync_ptsz cuMemcpyAtoA cuMemcpyAtoA_v2 cuMemcpyAtoA_v2_ptds cuMemcpyAtoD
+                cuMemcpyAtoD_v2 cuMemcpyAtoD_v2_ptds cuMemcpyAtoH cuMemcpyAtoHAsync cuMemcpyAtoHAsync_v2
+                cuMemcpyAtoHAsync_v2_ptsz cuMemcpyAtoH_v2 cuMemcpyAtoH_v2_ptds cuMemcpyBatchAsync
+                cuMemcpyBatchAsync_ptsz cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz cuMemcpyDtoA
+                cuMemcpyDtoA_v2 cuMemcpyDtoA_v2_ptds cuMemcpyDtoD cuMemcpyDtoDAsync cuMemcpyDtoDAsync_v2
+                cuMemcpyDtoDAsync_v2_ptsz cuMemcpyDtoD_v2 cuMemcpyDtoD_v2_ptds cuMemcpyDtoH
+                cuMemcpyDtoHAsync cuMemcpyDtoHAsync_v2 cuMemcpyDtoHAsync_v2_ptsz cuMemcpyDtoH_v2
+                cuMemcpyDtoH_v2_ptds cuMemcpyHtoA cuMemcpyHtoAAsync cuMemcpyHtoAAsync_v2
+                cuMemcpyHtoAAsync_v2_ptsz cuMemcpyHtoA_v2 cuMemcpyHtoA_v2_ptds cuMemcpyHtoD
+                cuMemcpyHtoDAsync cuMemcpyHtoDAsync_v2 cuMemcpyHtoDAsync_v2_ptsz cuMemcpyHtoD_v2
+                cuMemcpyHtoD_v2_ptds cuMemcpyPeer cuMemcpyPeerAsync cuMemcpyPeerAsync_ptsz
+                cuMemcpyPeer_ptds cuMemcpyWithAttributesAsync cuMemcpyWithAttributesAsync_ptsz
+                cuMemcpy_ptds cuMemsetD16 cuMemsetD16Async cuMemsetD16Async_ptsz cuMemsetD16_v2
+                cuMemsetD16_v2_ptds cuMemsetD2D16 cuMemsetD2D16Async cuMemsetD2D16Async_ptsz
+                cuMemsetD2D16_v2 cuMemsetD2D16_v2_ptds cuMemsetD2D32 cuMemsetD2D32Async
+                cuMemsetD2D32Async_ptsz cuMemsetD2D32_v2 cuMemsetD2D32_v2_ptds cuMemsetD2D8
+                cuMemsetD2D8Async cuMemsetD2D8Async_ptsz cuMemsetD2D8_v2 cuMemsetD2D8_v2_ptds cuMemsetD32
+                cuMemsetD32Async cuMemsetD32Async_ptsz cuMemsetD32_v2 cuMemsetD32_v2_ptds cuMemsetD8
+                cuMemsetD8Async cuMemsetD8Async_ptsz cuMemsetD8_v2 cuMemsetD8_v2_ptds
+                cuSignalExternalSemaphoresAsync cuSignalExternalSemaphoresAsync_ptsz
+                cuStreamAttachMemAsync cuStreamAttachMemAsync_ptsz cuStreamBatchMemOp
+                cuStreamBatchMemOp_ptsz cuStreamBatchMemOp_v2 cuStreamBatchMemOp_v2_ptsz
+                cuStreamWaitValue32 cuStreamWaitValue32_ptsz cuStreamWaitValue32_v2
+                cuStreamWaitValue32_v2_ptsz cuStreamWaitValue64 cuStreamWaitValue64_ptsz
+                cuStreamWaitValue64_v2 cuStreamWaitValue64_v2_ptsz cuStreamWriteValue32
+                cuStreamWriteValue32_ptsz cuStreamWriteValue32_v2 cuStreamWriteValue32_v2_ptsz
+                cuStreamWriteValue64 cuStreamWriteValue64_ptsz cuStreamWriteValue64_v2
+                cuStreamWriteValue64_v2_ptsz cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide
+                cuTensorMapEncodeTiled cuTensorMapReplaceAddress cuTexObjectCreate cuTexRefSetAddress
+                cuTexRefSetAddress2D cuTexRefSetAddress2D_v2 cuTexRefSetAddress2D_v3 cuTexRefSetAddress_v2
+                cuWaitExternalSemaphoresAsync cuWaitExternalSemaphoresAsync_ptsz
+            }
+            // Takes device or pinned memory.
+            allocate own {
+                cuArray3DCreate cuArray3DCreate_v2 cuArrayCreate cuArrayCreate_v2 cuGraphAddMemAllocNode
+                cuGraphAddNode cuGraphAddNode_v2 cuGraphAddNode_v3 cuMemAlloc cuMemAllocAsync
+                cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz cuMemAllocHost
+                cuMemAllocHost_v2 cuMemAllocManaged cuMemAllocPitch cuMemAllocPitch_v2 cuMemAlloc_v2
+                cuMemCreate cuMemHostAlloc cuMemHostRegister cuMemHostRegister_v2 cuMemMap
+                cuMipmappedArrayCreate
+            }
+            // Takes driver memory that has no size in the call; seen in the driver's overhead.
+            allocate pass {
+                cuFuncLoad cuLibraryLoadData cuLibraryLoadFromFile cuLinkCreate cuLinkCreate_v2
+                cuMemAddressReserve cuMemPoolCreate cuModuleLoad cuModuleLoadData cuModuleLoadDataEx
+                cuModuleLoadFatBinary
+            }
+            // Gives memory back.
+            free own {
+                cuArrayDestroy cuGraphDestroy cuMemFree cuMemFreeAsync cuMemFreeAsync_ptsz cuMemFreeHost
+                cuMemFree_v2 cuMemHostUnregister cuMemRelease cuMemUnmap cuMipmappedArrayDestroy
+            }
+            // Gives back what is counted elsewhere, or is no memory of a card.
+            free pass {
+                cuDeviceGraphMemTrim cuGraphAddMemFreeNode cuLinkDestroy cuMemAddressFree cuMemPoolDestroy
+                cuMemPoolTrimTo
+            }
+            // The answer is the task's own world.
+            query own {
+                cuDeviceTotalMem cuDeviceTotalMem_v2 cuMemGetAddressRange cuMemGetAddressRange_v2
+                cuMemGetInfo cuMemGetInfo_v2 cuPointerGetAttribute cuPointerGetAttributes
+            }
+            // The driver's answer is right as it is. Waiting and asking never bring memory back.
+            query pass {
+                cuArray3DGetDescriptor cuArray3DGetDescriptor_v2 cuArrayGetDescriptor
+                cuArrayGetDescriptor_v2 cuArrayGetMemoryRequirements cuArrayGetPlane
+                cuArrayGetSparseProperties cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
+                cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetDevResource cuCtxGetDevice
+                cuCtxGetDevice_v2 cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit
+                cuCtxGetSharedMemConfig cuCtxGetStreamPriorityRange cuCtxSynchronize cuCtxSynchronize_v2
+                cuDeviceCanAccessPeer cuDeviceComputeCapability cuDeviceGet cuDeviceGetAttribute
+                cuDeviceGetByPCIBusId cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetCount
+                cuDeviceGetDefaultMemPool cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
+                cuDeviceGetFabricClusterUuid cuDeviceGetGraphMemAttribute
+                cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid cuDeviceGetMemPool cuDeviceGetName
+                cuDeviceGetNvSciSyncAttributes cuDeviceGetP2PAtomicCapabilities cuDeviceGetP2PAttribute
+                cuDeviceGetPCIBusId cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth
+                cuDeviceGetUuid cuDeviceGetUuid_v2 cuDevicePrimaryCtxGetState cuDriverGetVersion
+                cuEventElapsedTime cuEventElapsedTime_v2 cuEventQuery cuEventSynchronize
+                cuFuncGetAttribute cuFuncGetModule cuFuncGetName cuFuncGetParamCount cuFuncGetParamInfo
+                cuFuncIsLoaded cuGetErrorName cuGetErrorString cuGraphBatchMemOpNodeGetParams
+                cuGraphChildGraphNodeGetGraph cuGraphDebugDotPrint cuGraphEventRecordNodeGetEvent
+                cuGraphEventWaitNodeGetEvent cuGraphExecGetFlags cuGraphExecGetId
+                cuGraphExternalSemaphoresSignalNodeGetParams cuGraphExternalSemaphoresWaitNodeGetParams
+                cuGraphGetEdges cuGraphGetEdges_v2 cuGraphGetId cuGraphGetNodes cuGraphGetRootNodes
+                cuGraphHostNodeGetParams cuGraphKernelNodeGetAttribute cuGraphKernelNodeGetParams
+                cuGraphKernelNodeGetParams_v2 cuGraphMemAllocNodeGetParams cuGraphMemFreeNodeGetParams
+                cuGraphMemcpyNodeGetParams cuGraphMemsetNodeGetParams cuGraphNodeFindInClone
+                cuGraphNodeGetContainingGraph cuGraphNodeGetDependencies cuGraphNodeGetDependencies_v2
+                cuGraphNodeGetDependentNodes cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled
+                cuGraphNodeGetLocalId cuGraphNodeGetParams cuGraphNodeGetToolsId cuGraphNodeGetType
+                cuGreenCtxGetDevResource cuGreenCtxGetId cuKernelGetAttribute cuKernelGetFunction
+                cuKernelGetLibrary cuKernelGetName cuKernelGetParamCount cuKernelGetParamInfo
+                cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel cuLibraryGetKernelCount
+                cuLibraryGetManaged cuLibraryGetModule cuLibraryGetUnifiedFunction cuLogsCurrent
+                cuLogsDumpToFile cuLogsDumpToMemory cuMemGetAccess cuMemGetAllocationGranularity
+                cuMemGetAllocationPropertiesFromHandle cuMemGetDefaultMemPool cuMemGetLocationInfo
+                cuMemGetMemPool cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
+                cuMemPoolGetAccess cuMemPoolGetAttribute cuMemRangeGetAttribute cuMemRangeGetAttributes
+                cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
+                cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction
+                cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode
+                cuModuleGetSurfRef cuModuleGetTexRef cuOccupancyAvailableDynamicSMemPerBlock
+                cuOccupancyMaxActiveBlocksPerMultiprocessor
+                cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters
+                cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags
+                cuOccupancyMaxPotentialClusterSize cuStreamGetAttribute cuStreamGetAttribute_ptsz
+                cuStreamGetCtx cuStreamGetCtx_ptsz cuStreamGetCtx_v2 cuStreamGetCtx_v2_ptsz
+                cuStreamGetDevResource cuStreamGetDevResource_ptsz cuStreamGetDevice
+                cuStreamGetDevice_ptsz cuStreamGetFlags cuStreamGetFlags_ptsz cuStreamGetGreenCtx
+                cuStreamGetId cuStreamGetId_ptsz cuStreamGetPriority cuStreamGetPriority_ptsz
+                cuStreamQuery cuStreamQuery_ptsz cuStreamSynchronize cuStreamSynchronize_ptsz
+                cuSurfObjectGetResourceDesc cuSurfRefGetArray cuTexObjectGetResourceDesc
+                cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc cuTexRefGetAddress
+                cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray cuTexRefGetBorderColor
+                cuTexRefGetFilterMode cuTexRefGetFlags cuTexRefGetFormat cuTexRefGetMaxAnisotropy
+                cuTexRefGetMipmapFilterMode cuTexRefGetMipmapLevelBias cuTexRefGetMipmapLevelClamp
+                cuTexRefGetMipmappedArray
+            }
+            // Lets somebody else hold memory, or shows what an allocation is made of.
+            share own {
+                cuCtxEnablePeerAccess cuIpcGetMemHandle cuMemGetHandleForAddressRange
+                cuMemRetainAllocationHandle cuMulticastBindAddr cuMulticastBindAddr_v2
+                cuPointerSetAttribute
+            }
+            // Shares what is not ours to move.
+            share pass {
+                cuCtxDisablePeerAccess cuDestroyExternalMemory cuDestroyExternalSemaphore
+                cuExternalMemoryGetMappedBuffer cuExternalMemoryGetMappedMipmappedArray
+                cuFlushGPUDirectRDMAWrites cuGraphicsResourceGetMappedMipmappedArray
+                cuGraphicsResourceGetMappedPointer cuGraphicsResourceGetMappedPointer_v2
+                cuGraphicsResourceSetMapFlags cuGraphicsResourceSetMapFlags_v2
+                cuGraphicsSubResourceGetMappedArray cuGraphicsUnregisterResource cuImportExternalMemory
+                cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle
+                cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuLogicalEndpointAddDevice
+                cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
+                cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease
+                cuLogicalEndpointIdReserve cuLogicalEndpointImport cuLogicalEndpointQuery
+                cuLogicalEndpointUnbind cuMemExportToShareableHandle cuMemImportFromShareableHandle
+                cuMemPoolExportPointer cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle
+                cuMemPoolImportPointer cuMemPoolSetAccess cuMulticastAddDevice cuMulticastBindMem
+                cuMulticastBindMem_v2 cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
+            }
+            // Starts or ends a capture.
+            capture own {
+                cuStreamBeginCapture cuStreamBeginCaptureToCig cuStreamBeginCaptureToCig_ptsz
+                cuStreamBeginCaptureToGraph cuStreamBeginCaptureToGraph_ptsz cuStreamBeginCapture_ptsz
+                cuStreamBeginCapture_v2 cuStreamBeginCapture_v2_ptsz cuStreamBeginRecaptureToGraph
+                cuStreamBeginRecaptureToGraph_ptsz cuStreamDestroy cuStreamDestroy_v2 cuStreamEndCapture
+                cuStreamEndCaptureToCig cuStreamEndCaptureToCig_ptsz cuStreamEndCapture_ptsz
+            }
+            // Asks about a capture or changes its rules.
+            capture pass {
+                cuStreamGetCaptureInfo cuStreamGetCaptureInfo_ptsz cuStreamGetCaptureInfo_v2
+                cuStreamGetCaptureInfo_v2_ptsz cuStreamGetCaptureInfo_v3 cuStreamGetCaptureInfo_v3_ptsz
+                cuStreamIsCapturing cuStreamIsCapturing_ptsz cuStreamUpdateCaptureDependencies
+                cuStreamUpdateCaptureDependencies_ptsz cuStreamUpdateCaptureDependencies_v2
+                cuStreamUpdateCaptureDependencies_v2_ptsz cuThreadExchangeStreamCaptureMode
+            }
+            // Begins or ends what memory depends on.
+            lifetime own {
+                cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy cuCtxDestroy_v2
+                cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset
+                cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxRetain cuGetProcAddress cuGetProcAddress_v2
+                cuInit
+            }
+            // Begins or ends what memory does not depend on.
+            lifetime pass {
+                cuCheckpointOperationComplete cuCheckpointProcessCheckpoint
+                cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState cuCheckpointProcessLock
+                cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCtxAttach cuCtxDetach
+                cuCtxFromGreenCtx cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent cuCtxPushCurrent_v2
+                cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags
+                cuCtxSetLimit cuCtxSetSharedMemConfig cuDevicePrimaryCtxSetFlags
+                cuDevicePrimaryCtxSetFlags_v2 cuEventCreate cuEventDestroy cuEventDestroy_v2
+                cuGetExportTable cuGraphExecDestroy cuGreenCtxCreate cuGreenCtxDestroy
+                cuGreenCtxStreamCreate cuLibraryUnload cuModuleUnload cuStreamCreate
+                cuStreamCreateWithPriority
+            }
+            // Nothing to do with memory.
+            pass pass {
+                cuCoredumpDeregisterCompleteCallback cuCoredumpDeregisterStartCallback
+                cuCoredumpRegisterCompleteCallback cuCoredumpRegisterStartCallback cuCoredumpSetAttribute
+                cuCoredumpSetAttributeGlobal cuCtxRecordEvent cuCtxWaitEvent cuDevResourceGenerateDesc
+                cuDevSmResourceSplit cuDevSmResourceSplitByCount cuDeviceRegisterAsyncNotification
+                cuDeviceSetGraphMemAttribute cuDeviceSetMemPool cuDeviceUnregisterAsyncNotification
+                cuEventRecord cuEventRecordWithFlags cuEventRecordWithFlags_ptsz cuEventRecord_ptsz
+                cuFuncSetAttribute cuFuncSetBlockShape cuFuncSetCacheConfig cuFuncSetSharedMemConfig
+                cuFuncSetSharedSize cuGraphAddChildGraphNode cuGraphAddDependencies
+                cuGraphAddDependencies_v2 cuGraphAddEmptyNode cuGraphAddEventRecordNode
+                cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
+                cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode
+                cuGraphAddKernelNode_v2 cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate
+                cuGraphDestroyNode cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
+                cuGraphExecChildGraphNodeSetParams cuGraphExecEventRecordNodeSetEvent
+                cuGraphExecEventWaitNodeSetEvent cuGraphExecExternalSemaphoresSignalNodeSetParams
+                cuGraphExecExternalSemaphoresWaitNodeSetParams cuGraphExecHostNodeSetParams
+                cuGraphExecKernelNodeSetParams cuGraphExecKernelNodeSetParams_v2
+                cuGraphExternalSemaphoresSignalNodeSetParams cuGraphExternalSemaphoresWaitNodeSetParams
+                cuGraphHostNodeSetParams cuGraphKernelNodeCopyAttributes cuGraphKernelNodeSetAttribute
+                cuGraphKernelNodeSetParams cuGraphKernelNodeSetParams_v2 cuGraphNodeSetEnabled
+                cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
+                cuGraphRetainUserObject cuGreenCtxRecordEvent cuGreenCtxWaitEvent cuKernelSetAttribute
+                cuKernelSetCacheConfig cuLaunchHostFunc cuLaunchHostFunc_ptsz cuLaunchHostFunc_v2
+                cuLaunchHostFunc_v2_ptsz cuLinkAddData cuLinkAddData_v2 cuLinkAddFile cuLinkAddFile_v2
+                cuLinkComplete cuLogsRegisterCallback cuLogsUnregisterCallback cuMemPoolSetAttribute
+                cuMemSetAccess cuMemSetMemPool cuParamSetSize cuParamSetTexRef cuParamSetf cuParamSeti
+                cuParamSetv cuStreamAddCallback cuStreamAddCallback_ptsz cuStreamCopyAttributes
+                cuStreamCopyAttributes_ptsz cuStreamSetAttribute cuStreamSetAttribute_ptsz
+                cuStreamWaitEvent cuStreamWaitEvent_ptsz cuSurfObjectCreate cuSurfObjectDestroy
+                cuSurfRefSetArray cuTensorMapSetAllocationClass cuTexObjectDestroy cuTexRefCreate
+                cuTexRefDestroy cuTexRefSetAddressMode cuTexRefSetArray cuTexRefSetBorderColor
+                cuTexRefSetFilterMode cuTexRefSetFlags cuTexRefSetFormat cuTexRefSetMaxAnisotropy
+                cuTexRefSetMipmapFilterMode cuTexRefSetMipmapLevelBias cuTexRefSetMipmapLevelClamp
+                cuTexRefSetMipmappedArray cuUserObjectCreate cuUserObjectRelease cuUserObjectRetain
+            }
+        }
+    };
+}
+pub(crate) use for_each_class;
+
+/// What a function means to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    Touch,
+    Allocate,
+    Free,
+    Query,
+    Share,
+    Capture,
+    Lifetime,
+    Pass,
+}
+
+impl Class {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Touch => "touch",
+            Self::Allocate => "allocate",
+            Self::Free => "free",
+            Self::Query => "query",
+            Self::Share => "share",
+            Self::Capture => "capture",
+            Self::Lifetime => "lifetime",
+            Self::Pass => "pass",
+        }
+    }
+}
+
+/// How a function is treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum How {
+    Gate,
+    Own,
+    Pass,
+}
+
+impl How {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Gate => "gate",
+            Self::Own => "own",
+            Self::Pass => "pass",
+        }
+    }
+}
+
+macro_rules! table {
+    ($d:tt $( $class:ident $how:ident { $($name:ident)* } )*) => {
+        /// Class and treatment of every function, in the order of the classes.
+        pub(crate) const TABLE: &[(&str, Class, How)] = &[$($(
+            (stringify!($name), table!(@class $class), table!(@how $how)),
+        )*)*];
+    };
+    (@class touch) => { Class::Touch };
+    (@class allocate) => { Class::Allocate };
+    (@class free) => { Class::Free };
+    (@class query) => { Class::Query };
+    (@class share) => { Class::Share };
+    (@class capture) => { Class::Capture };
+    (@class lifetime) => { Class::Lifetime };
+    (@class pass) => { Class::Pass };
+    (@how gate) => { How::Gate };
+    (@how own) => { How::Own };
+    (@how pass) => { How::Pass };
+}
+for_each_class!(table);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    macro_rules! names {
+        ($($name:ident($($parameter:ident: $ty:ty),*);)*) => { [$(stringify!($name)),*] };
+    }
+
+    #[test]
+    fn every_driver_function_has_exactly_one_class() {
+        let functions = ebb_abi::for_each_driver_function!(names);
+        let mut table = BTreeMap::new();
+        for &(name, class, how) in TABLE {
+            assert_eq!(
+                table.insert(name, (class, how)),
+                None,
+                "{name} stands in the table twice"
+            );
+        }
+        for name in functions {
+            assert!(table.remove(name).is_some(), "{name} has no class");
+        }
+        assert!(table.is_empty(), "no functions of the driver: {table:?}");
+    }
+
+    #[test]
+    fn forms_of_one_function_have_one_class() {
+        fn base(name: &str) -> &str {
+            let name = name
+                .strip_suffix("_ptsz")
+                .or_else(|| name.strip_suffix("_ptds"))
+                .unwrap_or(name);
+            name.rsplit_once("_v")
+                .filter(|(_, n)| n.parse::<u32>().is_ok())
+                .map_or(name, |(name, _)| name)
+        }
+        let mut classes: BTreeMap<&str, (Class, How, &str)> = BTreeMap::new();
+        for &(name, class, how) in TABLE {
+            let &mut (class_before, how_before, other) =
+                classes.entry(base(name)).or_insert((class, how, name));
+            assert_eq!(
+                (class, how),
+                (class_before, how_before),
+                "{name} and {other} differ"
+            );
+        }
+    }
+
+    #[test]
+    fn waiting_and_asking_do_not_touch() {
+        for &(name, class, _) in TABLE {
+            if name.contains("Synchronize")
+                || name.contains("Query")
+                || name.contains("EventRecord") && !name.contains("Graph")
+            {
+                assert_ne!(
+                    class,
+                    Class::Touch,
+                    "{name} would bring an idle program's memory back"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn work_touches() {
+        for &(name, class, how) in TABLE {
+            let work = [
+                "cuMemcpy",
+                "cuMemset",
+                "cuLaunchKernel",
+                "cuLaunchCooperative",
+                "cuLaunchGrid",
+                "cuGraphLaunch",
+            ];
+            if work.iter().any(|start| name.starts_with(start)) {
+                assert_eq!((class, how), (Class::Touch, How::Gate), "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! `fork` and `exit`.
+//!
+//! A child of a fork has one thread, none of the engine's, and no right to the parent's memory, lease or socket: it
+//! forgets everything and passes every call on. If the parent had not started the engine, the child may start its own. The handlers
+//! are registered when the engine starts, so a program that never uses a GPU forks without us.
+
+use core::panic::AssertUnwindSafe;
+
+use crate::{barrier, bridge};
+
+/// Registers the handlers, once a process.
+pub(crate) fn register() {
+    // SAFETY: functions that never unwind, in a library that is never unloaded (`-z nodelete`). If there is no memory for
+    // the handlers, a child keeps the parent's state, whose driver calls fail there as they would without us.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(child));
+        libc::atexit(exiting);
+    }
+}
+
+unsafe extern "C" fn child() {
+    bridge::forget_in_child();
+    crate::hooks::capture::forget_in_child();
+    tell(|engine| engine.child_after_fork());
+}
+
+extern "C" fn exiting() {
+    // The program's own destructors may still free memory after this; nothing of ours begins by itself any more.
+    tell(|engine| engine.shutdown());
+}
+
+fn tell(what: impl FnOnce(&ebb_layer_core::Engine)) {
+    if let Some(engine) = bridge::engine() {
+        barrier::catch(AssertUnwindSafe(|| what(engine)));
+    }
+}

@@ -1,0 +1,249 @@
+//! Start, contexts, and the driver's own look-ups.
+
+use core::ffi::CStr;
+use core::panic::AssertUnwindSafe;
+
+use ebb_abi::*;
+
+use crate::bridge::Running;
+use crate::hooks::{capture, nvml, with};
+use crate::library::CUDA;
+use crate::symbols::real;
+use crate::{barrier, bridge};
+
+/// # Safety
+/// As the driver's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn cuInit(Flags: u32) -> CUresult {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::cuInit(Flags) };
+    if result.is_success() {
+        barrier::run(bridge::start);
+    }
+    result
+}
+
+/// # Safety
+/// `symbol` is null or ends with a zero byte; `pfn` is null or valid.
+unsafe fn route(symbol: *const c_char, pfn: *mut *mut c_void, version: i32, flags: u64) {
+    if symbol.is_null() || pfn.is_null() {
+        return;
+    }
+    // SAFETY: not null, and the driver has just written it.
+    let found = unsafe { pfn.read() }.expose_provenance();
+    // SAFETY: this function's contract.
+    let name = unsafe { CStr::from_ptr(symbol) };
+    let routed = barrier::catch(AssertUnwindSafe(|| {
+        let mut text = [0u8; 96];
+        CUDA.route_pointer(found, expected(name, version, flags, &mut text))
+    }));
+    if let Some(routed) = routed
+        && routed != found
+    {
+        // SAFETY: as above.
+        unsafe { pfn.write(core::ptr::with_exposed_provenance_mut(routed)) };
+    }
+}
+
+/// The symbol behind a name in a version, by our own table; nothing for versions that are newer than it.
+fn expected<'a>(name: &CStr, version: i32, flags: u64, text: &'a mut [u8; 96]) -> Option<&'a CStr> {
+    if version > CUDA_VERSION {
+        return None;
+    }
+    let per_thread = flags & u64::from(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM.0) != 0;
+    match versions::look_up(name.to_str().ok()?, version, per_thread) {
+        versions::LookUp::Symbol(symbol) if symbol.len() < text.len() => {
+            text[..symbol.len()].copy_from_slice(symbol.as_bytes());
+            CStr::from_bytes_until_nul(text).ok()
+        }
+        _ => None,
+    }
+}
+
+/// # Safety
+/// As the driver's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn cuGetProcAddress(
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    cudaVersion: i32,
+    flags: u64,
+) -> CUresult {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::cuGetProcAddress(symbol, pfn, cudaVersion, flags) };
+    if result.is_success() {
+        // SAFETY: the driver accepted the same pointers.
+        unsafe { route(symbol, pfn, cudaVersion, flags) };
+    }
+    result
+}
+
+/// # Safety
+/// As the driver's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    cudaVersion: i32,
+    flags: u64,
+    symbolStatus: *mut CUdriverProcAddressQueryResult,
+) -> CUresult {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, symbolStatus) };
+    if result.is_success() {
+        // SAFETY: the driver accepted the same pointers.
+        unsafe { route(symbol, pfn, cudaVersion, flags) };
+    }
+    result
+}
+
+/// What the process had on a managed device before something new was made there.
+fn before(dev: CUdevice) -> Option<(usize, u64)> {
+    with(|running| {
+        let index = running.index_of(dev)?;
+        let device = running.by_index(index)?;
+        Some((index, nvml::process_bytes(device.facts.uuid)?.0))
+    })
+}
+
+/// A context was made: the device is managed from now on, and what a further context took is the driver's own.
+fn context_made(context: *mut CUcontext, dev: CUdevice, before: Option<(usize, u64)>) {
+    with(|running| {
+        // SAFETY: the driver has just written it.
+        let context = unsafe { context.as_ref() }?;
+        let index = running.attach(dev, Some(*context))?;
+        if let Some((known, before)) = before
+            && known == index
+        {
+            let device = running.by_index(index)?;
+            let after = nvml::process_bytes(device.facts.uuid)?.0;
+            running.overhead_grows(index, after.saturating_sub(before));
+        }
+        Some(())
+    });
+}
+
+macro_rules! create {
+    ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(pctx: *mut CUcontext $(, $parameter: $ty)*, dev: CUdevice) -> CUresult {
+            let before = before(dev);
+            // SAFETY: the program's own call.
+            let result = unsafe { real::$name(pctx $(, $parameter)*, dev) };
+            if result.is_success() {
+                context_made(pctx, dev, before);
+            }
+            result
+        }
+    )*};
+}
+create! {
+    cuCtxCreate(flags: u32);
+    cuCtxCreate_v2(flags: u32);
+    cuCtxCreate_v3(paramsArray: *mut CUexecAffinityParam, numParams: i32, flags: u32);
+    cuCtxCreate_v4(ctxCreateParams: *mut CUctxCreateParams, flags: u32);
+}
+
+/// # Safety
+/// As the driver's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn cuDevicePrimaryCtxRetain(
+    pctx: *mut CUcontext,
+    dev: CUdevice,
+) -> CUresult {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::cuDevicePrimaryCtxRetain(pctx, dev) };
+    if result.is_success() {
+        context_made(pctx, dev, None);
+        with(|running| {
+            // SAFETY: the driver has just written it.
+            running.set_primary(dev, unsafe { pctx.read() });
+            Some(())
+        });
+    }
+    result
+}
+
+/// Before a context is destroyed by name: its memory is freed while its streams still work.
+fn before_destroy(context: CUcontext) {
+    with(|running| {
+        let device = running.device_of(context)?;
+        let index = running.index_of(device)?;
+        // The driver would let running work of the context die; ours must not have its memory taken away under it.
+        let _ = capture::without_captures(|| running.quiesce(index));
+        running.context_goes(context, true);
+        Some(())
+    });
+}
+
+macro_rules! destroy {
+    ($($name:ident)*) => {$(
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(ctx: CUcontext) -> CUresult {
+            before_destroy(ctx);
+            // SAFETY: the program's own call.
+            unsafe { real::$name(ctx) }
+        }
+    )*};
+}
+destroy! { cuCtxDestroy cuCtxDestroy_v2 }
+
+/// After a primary context was let go: if that was the last hold on it, it is gone, and its memory with it. How many holds there
+/// are only the driver knows for certain.
+fn after_primary(running: &Running, dev: CUdevice) {
+    let (mut flags, mut active) = (0, 1);
+    // SAFETY: valid places for the answers.
+    let known = unsafe {
+        running
+            .table
+            .cuDevicePrimaryCtxGetState(dev, &raw mut flags, &raw mut active)
+    };
+    if known.is_success() && active == 0 {
+        if let Some(context) = running.primary_of(dev) {
+            running.context_goes(context, false);
+        }
+    }
+}
+
+macro_rules! primary {
+    ($($name:ident)*) => {$(
+        /// # Safety
+        /// As the driver's function.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name(dev: CUdevice) -> CUresult {
+            // SAFETY: the program's own call.
+            let result = unsafe { real::$name(dev) };
+            if result.is_success() {
+                with(|running| { after_primary(running, dev); Some(()) });
+            }
+            result
+        }
+    )*};
+}
+primary! { cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset cuDevicePrimaryCtxReset_v2 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_expected_symbol_is_the_tables() {
+        let mut text = [0; 96];
+        let mut ask = |name, version, flags| expected(name, version, flags, &mut text).map(CStr::to_owned);
+        assert_eq!(ask(c"cuMemAlloc", 13000, 0).as_deref(), Some(c"cuMemAlloc_v2"));
+        assert_eq!(
+            ask(c"cuMemcpyHtoD", 13000, 2).as_deref(),
+            Some(c"cuMemcpyHtoD_v2_ptds")
+        );
+        assert_eq!(
+            ask(c"cuMemAlloc", CUDA_VERSION + 10, 0),
+            None,
+            "a version that we do not know"
+        );
+        assert_eq!(ask(c"cuNothing", 13000, 0), None);
+    }
+}

@@ -1,0 +1,29 @@
+//! Hooks, by what they are for. `touch` is generated; the others are written by hand.
+//!
+//! The form of a hook: ask what to do (behind the barrier), make the real call (outside it), tell what came of it
+//! (behind the barrier again). Where nothing of the real call is wanted, the answer is ours.
+
+pub(crate) mod capture;
+pub(crate) mod external;
+pub(crate) mod lifetime;
+pub(crate) mod memory;
+pub(crate) mod nvml;
+pub(crate) mod query;
+pub(crate) mod share;
+pub(crate) mod touch;
+
+pub(crate) use capture::*;
+pub(crate) use external::*;
+pub(crate) use lifetime::*;
+pub(crate) use memory::*;
+pub(crate) use query::*;
+pub(crate) use share::*;
+
+use crate::barrier;
+use crate::bridge::{self, Running};
+
+/// Runs our own code with the engine, if there is one. `None` if there is none, if it has nothing to say, or if it panicked.
+pub(crate) fn with<T>(code: impl FnOnce(&'static Running) -> Option<T>) -> Option<T> {
+    let running = bridge::running()?;
+    barrier::run(|| code(running)).flatten()
+}

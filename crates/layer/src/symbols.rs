@@ -1,0 +1,137 @@
+//! The driver's functions: names, hooks and real addresses by number, made from the one list of functions.
+
+use core::ffi::CStr;
+use std::sync::atomic::AtomicUsize;
+
+use ebb_abi::*;
+
+use crate::classes::for_each_class;
+use crate::library::Hook;
+
+/// Makes `dispatch!`, which turns a function into the item that its treatment asks for.
+macro_rules! make_dispatch {
+    ($d:tt $( $class:ident $how:ident { $($name:ident)* } )*) => {
+        macro_rules! hook_address {
+            $($( ($name) => { crate::symbols::$how!($name) }; )*)*
+        }
+        macro_rules! hook_item {
+            $($( ($name $d parameters:tt) => { crate::symbols::$how!($name $d parameters); }; )*)*
+        }
+    };
+}
+
+/// A generated hook: through the gate, call, leave.
+macro_rules! gate {
+    ($name:ident) => { Hook(crate::hooks::touch::$name as *const ()) };
+    ($name:ident ($($parameter:ident: $ty:ty),*)) => {
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name($($parameter: $ty),*) -> CUresult {
+            let passage = crate::barrier::enter();
+            if let crate::barrier::Passage::Refused(code) = passage {
+                return code;
+            }
+            // SAFETY: the program's own call, with its own arguments.
+            let result = unsafe { crate::symbols::real::$name($($parameter),*) };
+            crate::barrier::leave(passage);
+            result
+        }
+    };
+}
+
+/// A hook written by hand: here only its signature is checked against the list.
+macro_rules! own {
+    ($name:ident) => { Hook(crate::hooks::$name as *const ()) };
+    ($name:ident ($($parameter:ident: $ty:ty),*)) => {
+        const _: unsafe extern "C-unwind" fn($($ty),*) -> CUresult = crate::hooks::$name;
+    };
+}
+
+/// No hook.
+macro_rules! pass {
+    ($name:ident) => {
+        Hook(core::ptr::null())
+    };
+    ($name:ident $parameters:tt) => {};
+}
+pub(crate) use {gate, own, pass};
+
+for_each_class!(make_dispatch);
+pub(crate) use hook_item;
+
+macro_rules! tables {
+    ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {
+        /// A number for each function.
+        #[derive(Clone, Copy, Debug)]
+        #[repr(u16)]
+        #[allow(dead_code, reason = "most functions are only counted")]
+        pub(crate) enum Symbol { $($name),* }
+
+        /// How many functions there are.
+        pub(crate) const COUNT: usize = [$(Symbol::$name),*].len();
+
+        /// Their names, sorted.
+        pub(crate) static NAMES: &[&CStr] = &[$(
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name holds a zero byte"),
+            }
+        ),*];
+
+        /// Our functions.
+        pub(crate) static HOOKS: &[Hook] = &[$(hook_address!($name)),*];
+
+        /// The real functions, called by name. Missing ones answer with an error of that call.
+        pub(crate) mod real {
+            use super::*;
+            $(
+                /// # Safety
+                /// As the driver's function.
+                #[inline(always)]
+                #[allow(dead_code, reason = "made for every function")]
+                pub(crate) unsafe fn $name($($parameter: $ty),*) -> CUresult {
+                    let address = crate::library::CUDA.real(Symbol::$name as usize);
+                    if address == 0 {
+                        return MISSING;
+                    }
+                    // SAFETY: the address of the function of that name, whose signature the list gives. The caller
+                    // answers for the arguments.
+                    unsafe {
+                        let function: unsafe extern "C-unwind" fn($($ty),*) -> CUresult = core::mem::transmute(address);
+                        function($($parameter),*)
+                    }
+                }
+            )*
+        }
+    };
+}
+ebb_abi::for_each_driver_function!(tables);
+
+/// What a call answers whose function the driver does not have.
+const MISSING: CUresult = CUresult::ERROR_NOT_SUPPORTED;
+
+/// Addresses of the real functions, 0 while unknown.
+pub(crate) static REAL: &[AtomicUsize] = {
+    static CELLS: [AtomicUsize; COUNT] = [const { AtomicUsize::new(0) }; COUNT];
+    &CELLS
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_sorted() {
+        assert!(NAMES.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!(NAMES.len(), 685);
+    }
+
+    #[test]
+    fn hooks_are_where_the_table_says() {
+        use crate::classes::{How, TABLE};
+        for &(name, _, how) in TABLE {
+            let name = std::ffi::CString::new(name).unwrap();
+            let index = NAMES.binary_search_by(|known| (*known).cmp(&name)).unwrap();
+            assert_eq!(HOOKS[index].0.is_null(), how == How::Pass, "{name:?}");
+        }
+    }
+}

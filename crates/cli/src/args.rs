@@ -1,0 +1,481 @@
+//! The commands and their flags.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use ebb_units::{Bytes, Priority};
+
+const EXAMPLES: &str = "\
+Examples:
+  ebb demo                                          see it work, with or without a GPU
+  ebb run --request 20Gi --limit 60Gi -- python train.py
+  ebb ps                                            who holds what
+  ebb doctor                                        is everything in place here?";
+
+/// GPU memory that flows to whoever needs it now.
+#[derive(Debug, Parser)]
+#[command(name = "ebb", version, after_help = EXAMPLES, propagate_version = false)]
+#[command(
+    subcommand_required = true,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Global {
+    /// Folder of the daemon's sockets [default: the system's daemon if it runs, else your own]
+    #[arg(
+        long,
+        global = true,
+        env = "EBB_SOCKET_DIR",
+        hide_env_values = true,
+        value_name = "DIR"
+    )]
+    #[arg(value_hint = ValueHint::DirPath, help_heading = "General options")]
+    pub socket_dir: Option<PathBuf>,
+    /// When to colour the output
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        value_name = "WHEN",
+        help_heading = "General options"
+    )]
+    pub color: ColorChoice,
+}
+
+/// When to colour.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorChoice {
+    /// On a terminal, unless NO_COLOR is set
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a GPU program, unchanged, so that its memory can flow
+    Run(RunArgs),
+    /// List the tasks and the cards
+    Ps(ListArgs),
+    /// Watch the cards and the tasks
+    Top(TopArgs),
+    /// Take a task's memory off the card and keep it off
+    Pause(PauseArgs),
+    /// Let a paused task run again
+    Resume(TaskArgs),
+    /// Change a task's limit, request or priority
+    Limit(LimitArgs),
+    /// Check this machine, or say what of a process can be released and why not the rest
+    Doctor(DoctorArgs),
+    /// Two jobs that do not fit together finish together
+    Demo(DemoArgs),
+    /// Run the daemon
+    Daemon(DaemonArgs),
+    /// Put ebb into a folder such as /usr/local
+    Install(InstallArgs),
+    /// Print the completions of a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write all of them
+    Man(ManArgs),
+    /// Print the versions of ebb and of the daemon
+    Version(ListArgs),
+}
+
+/// `ebb run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb run -- python train.py
+  ebb run --request 20Gi --limit 60Gi --priority high -- python train.py --epochs 3
+  ebb run --idle-release 30s -- jupyter lab        memory leaves the card while nobody computes
+  ebb run --gpu sim -- ./my-cuda-program           on the simulated GPU
+
+Exit status: the program's own; 2 if something has to be changed first, 126 if the program cannot be run, 127 if it
+is not there.")]
+pub(crate) struct RunArgs {
+    /// Bytes that are this program's for the asking, on each card that it uses
+    #[arg(long, value_name = "SIZE", default_value = "0", allow_hyphen_values = true)]
+    pub request: Bytes,
+    /// The most that it may hold on a card, exact to 2 MiB [default: the card]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub limit: Option<Bytes>,
+    /// Who goes first when not all fit: high, normal or low
+    #[arg(long, value_name = "PRIORITY", default_value = "normal")]
+    pub priority: Priority,
+    /// Name to show [default: the program's]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    /// Idle time after which memory leaves the card unasked, like 30s or 5m, or `off` [default: the daemon's]
+    #[arg(long, value_name = "TIME", value_parser = parse_idle)]
+    pub idle_release: Option<IdleRelease>,
+    /// Which GPU: what the program finds by itself, the simulated one, or a real one for certain
+    #[arg(long, value_enum, default_value_t, value_name = "GPU")]
+    pub gpu: Gpu,
+    /// Run the program even if no GPU driver is found
+    #[arg(long)]
+    pub allow_no_gpu: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(value_hint = ValueHint::CommandWithArguments)]
+    pub program: Vec<OsString>,
+}
+
+/// Which GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Gpu {
+    /// What is there
+    #[default]
+    Auto,
+    /// The simulated GPU
+    Sim,
+    /// A real GPU
+    Real,
+}
+
+/// Commands that list.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  ebb ps
+  ebb ps --json | jq '.tasks[] | {name, resident: [.processes[].resident] | add}'")]
+pub(crate) struct ListArgs {
+    /// Exact figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb top`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Keys: up/down choose, p pause, r resume, q quit.
+
+Examples:
+  ebb top
+  ebb top --interval 250ms
+  ebb top --json | head -n 1                       one JSON object a line, for programs")]
+pub(crate) struct TopArgs {
+    /// Time between two pictures
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
+    pub interval: Duration,
+    /// A line of JSON whenever something changes, instead of a picture
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb pause`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb pause t3
+  ebb pause train --wait 30s                       by name; gives a long kernel time to end")]
+pub(crate) struct PauseArgs {
+    /// The task: t3, its name, or the id of one of its processes
+    pub task: String,
+    /// How long to wait for work that runs on the GPU [default: the daemon's]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub wait: Option<Duration>,
+    /// The answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Commands on one task.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb resume t3
+  ebb resume train")]
+pub(crate) struct TaskArgs {
+    /// The task: t3, its name, or the id of one of its processes
+    pub task: String,
+    /// The answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb limit`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb limit t3 40Gi
+  ebb limit train --request 10Gi --priority low")]
+pub(crate) struct LimitArgs {
+    /// The task: t3, its name, or the id of one of its processes
+    pub task: String,
+    /// The new limit on each card
+    #[arg(value_name = "SIZE", allow_hyphen_values = true, required_unless_present_any = ["request", "priority"])]
+    pub limit: Option<Bytes>,
+    /// The new request on each card
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub request: Option<Bytes>,
+    /// The new priority: high, normal or low
+    #[arg(long, value_name = "PRIORITY")]
+    pub priority: Option<Priority>,
+    /// The answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb doctor                                       driver, library, daemon, arena
+  ebb doctor 4711                                  one process, byte by byte
+  ebb doctor 4711 --classes                        and what ebb does at each driver call")]
+pub(crate) struct DoctorArgs {
+    /// A process that uses the GPU
+    pub pid: Option<u32>,
+    /// Also list the driver's calls and what ebb does at each
+    #[arg(long, requires = "pid")]
+    pub classes: bool,
+    /// Exact figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb demo`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb demo                                         a real GPU if there is one, else the simulated GPU
+  ebb demo --gpu real --bytes-per-job 100Gi
+  ebb demo --json | tail -n 1                      the result as one JSON object")]
+pub(crate) struct DemoArgs {
+    /// Which GPU
+    #[arg(long, value_enum, default_value_t, value_name = "GPU")]
+    pub gpu: Gpu,
+    /// What each of the two jobs holds [default: 75 % of the card]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub bytes_per_job: Option<Bytes>,
+    /// How often each job checks and rewrites its memory [default: as many as make several turns]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub steps: Option<u32>,
+    /// End with one line of JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The process that cleans up after the demo
+    #[arg(long, hide = true, value_name = "DIR")]
+    pub guard: Option<PathBuf>,
+}
+
+/// `ebb daemon`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb daemon --config /etc/ebb/ebb.toml            in the foreground, as systemd runs it
+  ebb daemon --background                          your own, as `ebb run` starts it
+  ebb daemon --check --config ebb.toml             is the file right?
+  ebb daemon --stop                                programs go on with what they have")]
+pub(crate) struct DaemonArgs {
+    /// Settings; `--example` prints a file with all of them
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Start it in the background and return when it answers
+    #[arg(long, conflicts_with_all = ["check", "example", "stop"])]
+    pub background: bool,
+    /// Read the settings, say what is wrong with them, and stop
+    #[arg(long, conflicts_with_all = ["example", "stop"])]
+    pub check: bool,
+    /// Print a file with all settings and their meaning
+    #[arg(long, conflicts_with = "stop")]
+    pub example: bool,
+    /// Stop the running daemon
+    #[arg(long)]
+    pub stop: bool,
+    /// The second half of --background: leave the terminal's session
+    #[arg(long, hide = true)]
+    pub detached: bool,
+}
+
+/// `ebb install`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb install --prefix /usr/local
+  ebb install --prefix ~/.local
+
+Files are replaced by renaming: programs that run with the old library keep it.")]
+pub(crate) struct InstallArgs {
+    /// Where bin/ and lib/ are
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub prefix: PathBuf,
+    /// What was written, as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb completions`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb completions bash > ~/.local/share/bash-completion/completions/ebb
+  ebb completions zsh > \"${fpath[1]}/_ebb\"
+  ebb completions fish > ~/.config/fish/completions/ebb.fish")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// `ebb man`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb man | man -l -
+  ebb man --dir /usr/local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// Write a page for ebb and each command into this folder
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+}
+
+/// When to release an idle program's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IdleRelease {
+    /// Never unasked.
+    Off,
+    /// After this time.
+    After(Duration),
+}
+
+impl IdleRelease {
+    /// As the protocol has it: milliseconds, 0 for never.
+    pub(crate) fn to_wire_ms(self) -> u64 {
+        match self {
+            Self::Off => 0,
+            Self::After(time) => u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+fn parse_idle(text: &str) -> Result<IdleRelease, String> {
+    if text == "off" {
+        return Ok(IdleRelease::Off);
+    }
+    match parse_duration(text)? {
+        Duration::ZERO => {
+            Err("an idle time of nothing would never let memory stay; write `off` for never".into())
+        }
+        time => Ok(IdleRelease::After(time)),
+    }
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    if (Duration::from_millis(50)..=Duration::from_secs(3600)).contains(&time) {
+        Ok(time)
+    } else {
+        Err("the time between two pictures is 50ms to 1h".into())
+    }
+}
+
+/// A time as people write it: `500ms`, `30s`, `1.5m`, `2h`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("`{text}` is not a time; write one like 500ms, 30s, 5m or 1h");
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .ok_or_else(bad)?;
+    let (digits, unit) = text.split_at(end);
+    let seconds_a_unit = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(bad()),
+    };
+    let amount: f64 = digits.parse().map_err(|_| bad())?;
+    // A century is further than any of these times means anything.
+    match Duration::try_from_secs_f64(amount * seconds_a_unit) {
+        Ok(time) if time <= Duration::from_secs(100 * 366 * 86_400) => Ok(Duration::from_millis(
+            u64::try_from(time.as_millis()).map_err(|_| bad())?,
+        )),
+        _ => Err(bad()),
+    }
+}
+
+fn parse_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > 64 || text.chars().any(char::is_control) {
+        return Err("a name has 1 to 64 bytes and no control characters".into());
+    }
+    Ok(text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound_and_every_command_has_examples() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        for sub in command.get_subcommands() {
+            let help = sub.clone().render_help().to_string();
+            assert!(
+                help.contains("Examples:"),
+                "`ebb {} --help` shows no example",
+                sub.get_name()
+            );
+        }
+    }
+
+    #[test]
+    fn times_read_as_people_write_them() {
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("2h"), Ok(Duration::from_secs(7200)));
+        for bad in ["", "5", "s", "-1s", "1 s", "1d", "1..5s", "9999999999999999h"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_idle("off"), Ok(IdleRelease::Off));
+        assert_eq!(parse_idle("30s").map(IdleRelease::to_wire_ms), Ok(30_000));
+        assert!(parse_idle("0s").is_err());
+    }
+
+    #[test]
+    fn the_programs_own_flags_stay_its_own() {
+        let cli =
+            Cli::try_parse_from(["ebb", "run", "--limit", "2Gi", "--", "prog", "--limit", "x"]).unwrap();
+        let Command::Run(run) = cli.command else {
+            panic!("not run")
+        };
+        assert_eq!(run.limit, Some(Bytes::gib(2)));
+        assert_eq!(run.program, ["prog", "--limit", "x"]);
+        let cli = Cli::try_parse_from(["ebb", "run", "prog", "--socket-dir", "/x"]).unwrap();
+        assert_eq!(
+            cli.global.socket_dir, None,
+            "what follows the program is the program's"
+        );
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for args in [
+            ["run", "--request", "20Gb", "x"],
+            ["run", "--limit", "-1", "x"],
+            ["run", "--priority", "urgent", "x"],
+            ["run", "--idle-release", "0s", "x"],
+            ["run", "--name", "", "x"],
+            ["demo", "--steps", "0", "--json"],
+        ] {
+            let error = Cli::try_parse_from(["ebb"].into_iter().chain(args)).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{args:?}");
+        }
+    }
+}

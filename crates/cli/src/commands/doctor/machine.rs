@@ -1,0 +1,311 @@
+//! `ebb doctor` without a process: one line a check, and what to do about each that fails.
+
+use std::io::Write;
+
+use ebb_protocol::control::{Payload, Request, Snapshot};
+use ebb_units::Bytes;
+use serde::Serialize;
+
+use crate::args::Global;
+use crate::client::Client;
+
+use crate::error::{CliError, Result};
+use crate::table::{GREEN, RED, RESET, YELLOW, harmless};
+use crate::{driver, library, memory};
+
+/// How a check ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// As it should be.
+    Good,
+    /// Works, but not as well as it could, or not yet.
+    Note,
+    /// Programs under ebb will not do what they should.
+    Bad,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    what: &'static str,
+    verdict: Verdict,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+impl Check {
+    fn good(what: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            what,
+            verdict: Verdict::Good,
+            found: found.into(),
+            fix: None,
+        }
+    }
+
+    fn note(what: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self {
+            what,
+            verdict: Verdict::Note,
+            found: found.into(),
+            fix: Some(fix.into()),
+        }
+    }
+
+    fn bad(what: &'static str, error: CliError) -> Self {
+        Self {
+            what,
+            verdict: Verdict::Bad,
+            found: error.message,
+            fix: error.fix,
+        }
+    }
+}
+
+/// Checks the machine; fails if something is bad.
+pub(super) fn check(global: &Global, json: bool) -> Result<()> {
+    let mut checks = vec![library_check()];
+    checks.extend(driver_checks());
+    match Client::open(global) {
+        Ok(client) => checks.extend(daemon_checks(client)?),
+        Err(error) if error.message == "no daemon runs" => {
+            checks.push(Check::note(
+                "daemon",
+                "none runs",
+                "none needed: `ebb run` starts one",
+            ));
+        }
+        Err(error) => checks.push(Check::bad("daemon", error)),
+    }
+    checks.extend(environment_checks());
+    let mut out = anstream::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, &serde_json::json!({ "checks": checks }))?;
+        writeln!(out)?;
+    } else {
+        for check in &checks {
+            write_check(&mut out, check)?;
+        }
+    }
+    out.flush()?;
+    match checks
+        .iter()
+        .filter(|check| check.verdict == Verdict::Bad)
+        .count()
+    {
+        0 => Ok(()),
+        1 => Err(CliError::failed("one check failed")),
+        bad => Err(CliError::failed(format!("{bad} checks failed"))),
+    }
+}
+
+fn write_check(out: &mut impl Write, check: &Check) -> std::io::Result<()> {
+    let (colour, mark) = match check.verdict {
+        Verdict::Good => (GREEN, "ok  "),
+        Verdict::Note => (YELLOW, "note"),
+        Verdict::Bad => (RED, "bad "),
+    };
+    writeln!(
+        out,
+        "{colour}{mark}{RESET}  {:<12} {}",
+        check.what,
+        harmless(&check.found)
+    )?;
+    if let Some(fix) = &check.fix {
+        writeln!(out, "                   fix: {fix}")?;
+    }
+    Ok(())
+}
+
+fn library_check() -> Check {
+    match library::locate() {
+        Ok(path) => Check::good(
+            "library",
+            format!("{} (version {})", path.display(), env!("CARGO_PKG_VERSION")),
+        ),
+        Err(error) => Check::bad("library", error),
+    }
+}
+
+fn driver_checks() -> Vec<Check> {
+    let Some(cuda) = driver::find(driver::CUDA) else {
+        let error = CliError::usage(
+            format!("no {} for the loader to find", driver::CUDA),
+            "install the NVIDIA driver; without one, `ebb demo` shows ebb at work on the simulated GPU",
+        );
+        return vec![Check::bad("driver", error)];
+    };
+    let version = if cuda.simulated {
+        "simulated".into()
+    } else {
+        kernel_driver()
+    };
+    let mut checks = vec![Check::good(
+        "driver",
+        format!("{} ({version})", cuda.path.display()),
+    )];
+    checks.push(match driver::find(driver::NVML) {
+        Some(nvml) => Check::good("management", nvml.path.display().to_string()),
+        None => Check::note(
+            "management",
+            format!("no {}: the daemon cannot see what others hold", driver::NVML),
+            "give the container the driver's `utility` capability (NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
+        ),
+    });
+    if !cuda.simulated && !driver::has_device_node() {
+        let fix = "check `nvidia-smi`; in a container: give it the GPU, as `docker run --gpus all` does";
+        checks.push(Check::bad(
+            "gpu",
+            CliError::usage("the driver is there, but no card is", fix),
+        ));
+    }
+    checks
+}
+
+/// The version of the kernel's half of the driver: the one that counts.
+fn kernel_driver() -> String {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let version = text
+        .split_whitespace()
+        .find(|word| word.split('.').count() >= 2 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.'));
+    version.map_or_else(
+        || "version unknown".into(),
+        |version| format!("version {version}"),
+    )
+}
+
+fn daemon_checks(mut client: Client) -> Result<Vec<Check>> {
+    let folder = client.folder().display().to_string();
+    let mut checks = Vec::new();
+    if let Payload::Hello {
+        version,
+        pid,
+        event_log,
+    } = client.ask(&Request::Hello)?
+    {
+        let log = event_log
+            .map(|log| format!(", event log {log}"))
+            .unwrap_or_default();
+        let found = format!("version {version}, pid {pid}, in {folder}{log}");
+        checks.push(if version == env!("CARGO_PKG_VERSION") {
+            Check::good("daemon", found)
+        } else {
+            Check::note(
+                "daemon",
+                found,
+                format!(
+                    "restart it: this command is version {}",
+                    env!("CARGO_PKG_VERSION")
+                ),
+            )
+        });
+    }
+    if let Payload::List(snapshot) = client.ask(&Request::List)? {
+        checks.extend(listing_checks(
+            &snapshot,
+            memory::available(),
+            memory::cgroup_limit(),
+        ));
+    }
+    Ok(checks)
+}
+
+fn listing_checks(snapshot: &Snapshot, available: Option<Bytes>, cgroup: Option<Bytes>) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for device in &snapshot.devices {
+        let found = format!(
+            "{} {}: {}, {} for tasks, {} free",
+            device.index, device.name, device.total, device.capacity, device.free
+        );
+        checks.push(if device.unmanaged.is_zero() {
+            Check::good("gpu", found)
+        } else {
+            Check::note(
+                "gpu",
+                format!(
+                    "{found}; {} held by programs that ebb does not manage",
+                    device.unmanaged
+                ),
+                "start them by `ebb run`, or leave it: what they hold is promised to nobody",
+            )
+        });
+    }
+    if snapshot.devices.is_empty() {
+        checks.push(Check::note(
+            "gpu",
+            "none is known to the daemon yet",
+            "the first program that uses one will show it",
+        ));
+    }
+    let arena = &snapshot.arena;
+    let largest = snapshot
+        .devices
+        .iter()
+        .map(|device| device.capacity)
+        .max()
+        .unwrap_or_default();
+    let mut found = format!("{} of {} held", arena.held, arena.budget);
+    if let Some(available) = available {
+        found.push_str(&format!(", {available} available on this machine"));
+    }
+    if let Some(cgroup) = cgroup {
+        found.push_str(&format!(", this cgroup may use {cgroup}"));
+    }
+    checks.push(if arena.budget < largest {
+        Check::note(
+            "host arena",
+            format!("{found}; a full card ({largest}) does not fit"),
+            "raise `[arena] budget` in ebb.toml if the machine has the memory",
+        )
+    } else {
+        Check::good("host arena", found)
+    });
+    checks
+}
+
+fn environment_checks() -> Vec<Check> {
+    let mut checks = Vec::new();
+    if std::env::var_os(ebb_protocol::paths::ENV_SWITCH).is_some_and(|value| value == "off") {
+        checks.push(Check::note(
+            "environment",
+            "EBB=off: the library does nothing",
+            "unset EBB",
+        ));
+    }
+    if let Some(preload) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
+        let found = format!("LD_PRELOAD={}", preload.to_string_lossy());
+        checks.push(Check::good(
+            "environment",
+            format!("{found}: stays, behind libebb.so"),
+        ));
+    }
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    #[test]
+    fn what_others_hold_and_an_arena_that_is_too_small_are_said() {
+        let mut snapshot = fixtures::busy();
+        let checks = listing_checks(&snapshot, Some(Bytes::gib(500)), None);
+        assert_eq!(checks[0].verdict, Verdict::Note);
+        assert!(
+            checks[0]
+                .found
+                .contains("2 GiB held by programs that ebb does not manage")
+        );
+        assert_eq!(checks[1].verdict, Verdict::Good);
+        snapshot.arena.budget = Bytes::gib(8);
+        let checks = listing_checks(&snapshot, Some(Bytes::gib(16)), Some(Bytes::gib(10)));
+        assert_eq!(checks[1].verdict, Verdict::Note);
+        assert!(
+            checks[1].found.contains("this cgroup may use 10 GiB"),
+            "{}",
+            checks[1].found
+        );
+    }
+}

@@ -1,0 +1,16 @@
+//! `ebb doctor`: without a process, whether everything is in place on this machine; with one, what of it ebb sees, what
+//! it could release, and why not the rest.
+
+mod machine;
+mod process;
+
+use crate::args::{DoctorArgs, Global};
+use crate::error::Result;
+
+/// `ebb doctor`.
+pub(crate) fn doctor(global: &Global, args: &DoctorArgs) -> Result<()> {
+    match args.pid {
+        Some(pid) => process::examine(global, pid, args),
+        None => machine::check(global, args.json),
+    }
+}

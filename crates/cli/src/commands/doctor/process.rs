@@ -1,0 +1,372 @@
+//! `ebb doctor PID`: the process byte by byte, as the daemon counts it and as the library in the process reports it.
+//!
+//! The library's report is JSON whose shape may grow; every field of it is shown, known or not.
+
+use std::io::Write;
+
+use ebb_protocol::control::{Payload, ProcessRow, Request};
+use ebb_units::Bytes;
+use serde_json::{Map, Value};
+
+use crate::args::{DoctorArgs, Global};
+use crate::client::{Client, unexpected};
+use crate::error::Result;
+use crate::table::{Align, BOLD, DIM, RESET, Table, harmless, time};
+
+/// Fields of the report that are long and only shown when asked for.
+const CLASSES: &str = "classes";
+
+/// Asks about one process and shows the answer.
+pub(super) fn examine(global: &Global, pid: u32, args: &DoctorArgs) -> Result<()> {
+    let answer = Client::open(global)?.ask(&Request::Doctor { pid })?;
+    let Payload::Doctor { process, mut report } = answer else {
+        return Err(unexpected(&answer));
+    };
+    if !args.classes
+        && let Some(Value::Object(fields)) = &mut report
+    {
+        fields.remove(CLASSES);
+    }
+    let mut out = anstream::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(
+            &mut out,
+            &serde_json::json!({ "process": process, "report": report }),
+        )?;
+        writeln!(out)?;
+    } else {
+        write_process(&mut out, &process)?;
+        match &report {
+            Some(report) => {
+                for line in releasable(report) {
+                    writeln!(out, "{BOLD}{line}{RESET}")?;
+                }
+                write_report(&mut out, report)?;
+            }
+            None => writeln!(
+                out,
+                "\nthe library in the process did not answer: it is busy, stopped, or was never loaded (a static program?)"
+            )?,
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn write_process(out: &mut impl Write, process: &ProcessRow) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "{BOLD}process {} {}{RESET}",
+        process.pid,
+        harmless(&process.program)
+    )?;
+    let why = if process.why.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", harmless(&process.why))
+    };
+    writeln!(
+        out,
+        "{} for {}{why}",
+        harmless(&process.state),
+        time(process.since_ms)
+    )?;
+    let card = process
+        .device
+        .map_or_else(|| "none yet".into(), |uuid| uuid.to_string());
+    writeln!(
+        out,
+        "card: {card}; memory was taken {} times and brought back {} times\n",
+        process.releases, process.restores
+    )?;
+    let mut table = Table::new(&[
+        ("MEMORY", Align::Left),
+        ("BYTES", Align::Right),
+        ("", Align::Right),
+        ("", Align::Left),
+    ]);
+    let mut row = |what: &str, bytes: Bytes, note: &str| {
+        table.row(vec![
+            what.into(),
+            exact(bytes.0),
+            if bytes.is_zero() {
+                String::new()
+            } else {
+                bytes.to_string()
+            },
+            note.into(),
+        ]);
+    };
+    row(
+        "allocated",
+        process.allocated,
+        "what the program asked for and has not freed",
+    );
+    row(
+        "  on the card",
+        process.resident,
+        "releasable, except what is pinned",
+    );
+    row(
+        "  in host memory",
+        process.evicted,
+        "comes back with the next call that needs it",
+    );
+    row(
+        "cached",
+        process.cached,
+        "on the card, unused: goes first, without a copy",
+    );
+    row("pinned", process.pinned, "cannot be moved; the report says why");
+    row(
+        "driver's own",
+        process.overhead,
+        "context, modules: goes only with the process",
+    );
+    row(
+        "granted",
+        process.lease,
+        "what the ledger has for this process, without the driver's own",
+    );
+    table.write(out, 0)
+}
+
+/// In a sentence for each card: how much could go, and what keeps the rest.
+fn releasable(report: &Value) -> Vec<String> {
+    let devices = report["devices"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    devices
+        .iter()
+        .filter_map(|device| {
+            let figure = |name: &str| device[name].as_u64();
+            let here = figure("resident")?.saturating_add(figure("cached").unwrap_or(0));
+            let pins = device["pinned"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let pins: Vec<String> = pins
+                .iter()
+                .filter_map(|pin| Some((pin["bytes"].as_u64()?, pin["reason"].as_str()?)))
+                .map(|(bytes, reason)| format!("{} pinned: {}", Bytes(bytes), harmless(reason)))
+                .collect();
+            let rest = if pins.is_empty() {
+                "nothing is pinned".into()
+            } else {
+                pins.join(", ")
+            };
+            let index = figure("index").unwrap_or(0);
+            Some(format!(
+                "card {index}: {} of {} releasable, {rest}",
+                Bytes(figure("releasable")?),
+                Bytes(here)
+            ))
+        })
+        .collect()
+}
+
+/// Bytes with the thousands apart: exact, and still to be read.
+fn exact(bytes: u64) -> String {
+    let digits = bytes.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn write_report(out: &mut impl Write, report: &Value) -> std::io::Result<()> {
+    match report {
+        Value::Object(fields) => {
+            let (plain, nested): (Vec<_>, Vec<_>) = fields.iter().partition(|(_, value)| is_plain(value));
+            if !plain.is_empty() {
+                writeln!(out, "\n{BOLD}the library{RESET}")?;
+                write_plain(out, &plain, 0)?;
+            }
+            for (name, value) in nested {
+                writeln!(out, "\n{BOLD}{}{RESET}", label(name))?;
+                write_nested(out, value, 0)?;
+            }
+            Ok(())
+        }
+        other => writeln!(out, "\n{}", harmless(&other.to_string())),
+    }
+}
+
+fn write_nested(out: &mut impl Write, value: &Value, indent: usize) -> std::io::Result<()> {
+    match value {
+        Value::Array(items) if items.is_empty() => writeln!(out, "{:indent$}{DIM}none{RESET}", ""),
+        Value::Array(items) => {
+            if let Some(rows) = items.iter().map(flat_object).collect::<Option<Vec<_>>>() {
+                return write_rows(out, &rows, indent);
+            }
+            for item in items {
+                if is_plain(item) {
+                    writeln!(out, "{:indent$}{}", "", show("", item))?;
+                } else {
+                    write_nested(out, item, indent)?;
+                    writeln!(out)?;
+                }
+            }
+            Ok(())
+        }
+        Value::Object(fields) => {
+            let (plain, nested): (Vec<_>, Vec<_>) = fields.iter().partition(|(_, value)| is_plain(value));
+            write_plain(out, &plain, indent)?;
+            for (name, value) in nested {
+                writeln!(out, "{:indent$}{}:", "", label(name))?;
+                write_nested(out, value, indent + 2)?;
+            }
+            Ok(())
+        }
+        plain => writeln!(out, "{:indent$}{}", "", show("", plain)),
+    }
+}
+
+fn write_plain(out: &mut impl Write, fields: &[(&String, &Value)], indent: usize) -> std::io::Result<()> {
+    let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
+    for (name, value) in fields {
+        table.row(vec![label(name), show(name, value)]);
+    }
+    table.write(out, indent)
+}
+
+/// Rows of equal shape as one table, in the order of the first row's fields.
+fn write_rows(out: &mut impl Write, rows: &[&Map<String, Value>], indent: usize) -> std::io::Result<()> {
+    let mut names: Vec<&String> = Vec::new();
+    for name in rows.iter().flat_map(|row| row.keys()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let aligns: Vec<(&'static str, Align)> = names
+        .iter()
+        .map(|name| {
+            let figures = rows.iter().all(|row| row.get(*name).is_none_or(Value::is_number));
+            ("", if figures { Align::Right } else { Align::Left })
+        })
+        .collect();
+    let mut table = Table::new(&aligns);
+    table.row(names.iter().map(|name| label(name).to_uppercase()).collect());
+    for row in rows {
+        table.row(
+            names
+                .iter()
+                .map(|name| row.get(*name).map(|value| show(name, value)).unwrap_or_default())
+                .collect(),
+        );
+    }
+    table.write(out, indent)
+}
+
+fn flat_object(value: &Value) -> Option<&Map<String, Value>> {
+    value.as_object().filter(|fields| fields.values().all(is_plain))
+}
+
+fn is_plain(value: &Value) -> bool {
+    !value.is_array() && !value.is_object()
+}
+
+fn label(name: &str) -> String {
+    harmless(&name.replace('_', " "))
+}
+
+/// A value for people. Fields that count memory are named so, and get a unit beside the exact figure.
+fn show(name: &str, value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        Value::Bool(yes) => if *yes { "yes" } else { "no" }.into(),
+        Value::Number(number) => match number.as_u64() {
+            Some(bytes) if counts_bytes(name) && bytes >= 1024 => {
+                format!("{} ({})", exact(bytes), Bytes(bytes))
+            }
+            Some(plain) => exact(plain),
+            None => number.to_string(),
+        },
+        Value::String(text) => harmless(text),
+        other => harmless(&other.to_string()),
+    }
+}
+
+fn counts_bytes(name: &str) -> bool {
+    const WORDS: [&str; 19] = [
+        "bytes",
+        "size",
+        "limit",
+        "request",
+        "lease",
+        "leased",
+        "resident",
+        "evicted",
+        "cached",
+        "pinned",
+        "allocated",
+        "releasable",
+        "overhead",
+        "total",
+        "charged",
+        "granularity",
+        "used",
+        "registered",
+        "lent",
+    ];
+    name.split('_').any(|word| WORDS.contains(&word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    fn shown(report: Value) -> String {
+        let mut out = Vec::new();
+        write_process(&mut out, &fixtures::busy().tasks[1].processes[0]).unwrap();
+        write_report(&mut out, &report).unwrap();
+        anstream::adapter::strip_str(&String::from_utf8(out).unwrap()).to_string()
+    }
+
+    #[test]
+    fn every_field_of_a_report_is_shown() {
+        insta::assert_snapshot!(shown(serde_json::json!({
+            "connected": true,
+            "version": "0.1.0",
+            "limit_bytes": 64424509440u64,
+            "not_releasable": [
+                { "kind": "context", "bytes": 552599552, "why": "the driver's own" },
+                { "kind": "pool", "bytes": 0, "why": "stream\u{1b}[2J-ordered" },
+            ],
+            "counters": { "touches": 1234567, "by_class": { "launch": 7, "copy": 2 } },
+            "events": ["attached", "evicted 3 chunks"],
+            "errors": [],
+            "mixed": [1, { "a": [true, null] }],
+        })));
+    }
+
+    #[test]
+    fn what_could_go_is_said_in_a_sentence() {
+        let report = serde_json::json!({ "devices": [{
+            "index": 0, "resident": 6u64 << 30, "cached": 1u64 << 30, "releasable": 7u64 << 30,
+            "pinned": [{ "reason": "stream-ordered pool", "bytes": 64 << 20 }],
+        }] });
+        let said = releasable(&report);
+        assert_eq!(
+            said,
+            ["card 0: 7 GiB of 7 GiB releasable, 64 MiB pinned: stream-ordered pool"]
+        );
+        assert!(releasable(&Value::Null).is_empty());
+    }
+
+    #[test]
+    fn strange_reports_do_no_harm() {
+        for report in [
+            Value::Null,
+            serde_json::json!([]),
+            serde_json::json!("x\u{1b}"),
+            serde_json::json!({}),
+        ] {
+            let _ = shown(report);
+        }
+        assert_eq!(exact(1_234_567), "1 234 567");
+    }
+}

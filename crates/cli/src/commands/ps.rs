@@ -1,0 +1,172 @@
+//! `ebb ps`: who holds what.
+
+use std::io::Write;
+
+use ebb_protocol::control::{Payload, Request, Snapshot, TaskRow};
+use ebb_units::Bytes;
+
+use crate::args::{Global, ListArgs};
+use crate::client::{Client, unexpected};
+use crate::error::Result;
+use crate::table::{Align, DIM, RESET, Table, per_second, rate, time};
+
+/// `ebb ps`.
+pub(crate) fn ps(global: &Global, args: &ListArgs) -> Result<()> {
+    let answer = Client::open(global)?.ask(&Request::List)?;
+    let Payload::List(snapshot) = answer else {
+        return Err(unexpected(&answer));
+    };
+    let mut out = anstream::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &snapshot)?;
+        writeln!(out)?;
+    } else {
+        write_snapshot(&mut out, &snapshot)?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// The tables.
+pub(crate) fn write_snapshot(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
+    tasks(out, snapshot)?;
+    writeln!(out)?;
+    devices(out, snapshot)?;
+    let (arena, totals) = (&snapshot.arena, &snapshot.totals);
+    writeln!(
+        out,
+        "\nhost arena: {} of {} held, {} lent",
+        arena.held, arena.budget, arena.lent
+    )?;
+    writeln!(
+        out,
+        "since {}: {} releases ({} out, {}), {} restores ({} in, {}), {} refused",
+        time(snapshot.uptime_ms),
+        totals.releases,
+        totals.out_bytes,
+        rate(per_second(totals.out_bytes.0, totals.out_nanos)),
+        totals.restores,
+        totals.in_bytes,
+        rate(per_second(totals.in_bytes.0, totals.in_nanos)),
+        totals.denials,
+    )
+}
+
+fn tasks(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    if snapshot.tasks.is_empty() {
+        return writeln!(out, "no tasks; `ebb run -- PROGRAM` makes one");
+    }
+    let mut table = Table::new(&[
+        ("TASK", Left),
+        ("NAME", Left),
+        ("PRIORITY", Left),
+        ("REQUEST", Right),
+        ("LIMIT", Right),
+        ("PID", Right),
+        ("GPU", Left),
+        ("STATE", Left),
+        ("ON CARD", Right),
+        ("IN HOST", Right),
+        ("CACHED", Right),
+        ("PINNED", Right),
+        ("WHY", Left),
+    ]);
+    for task in &snapshot.tasks {
+        let mut head = task_cells(task);
+        if task.processes.is_empty() {
+            let state = if task.paused { "paused" } else { "starting" };
+            head.extend(["-", "-", state, "-", "-", "-", "-", ""].map(String::from));
+            table.row(head);
+            continue;
+        }
+        for process in &task.processes {
+            let mut cells = std::mem::replace(&mut head, vec![String::new(); 5]);
+            cells.push(process.pid.to_string());
+            cells.push(gpu_name(snapshot, process.device));
+            cells.push(process.state.clone());
+            cells.extend([process.resident, process.evicted, process.cached, process.pinned].map(amount));
+            cells.push(process.why.clone());
+            table.row(cells);
+        }
+    }
+    table.write(out, 0)
+}
+
+fn task_cells(task: &TaskRow) -> Vec<String> {
+    vec![
+        task.task.to_string(),
+        task.name.clone(),
+        task.priority.to_string(),
+        amount(task.request),
+        task.limit
+            .map_or_else(|| "card".into(), |limit| limit.to_string()),
+    ]
+}
+
+fn devices(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    if snapshot.devices.is_empty() {
+        return writeln!(
+            out,
+            "{DIM}no GPU is known yet: the first program that uses one will show it{RESET}"
+        );
+    }
+    let mut table = Table::new(&[
+        ("GPU", Right),
+        ("NAME", Left),
+        ("TOTAL", Right),
+        ("FOR TASKS", Right),
+        ("GRANTED", Right),
+        ("OVERHEAD", Right),
+        ("UNMANAGED", Right),
+        ("FREE", Right),
+        ("PEAK", Right),
+    ]);
+    for device in &snapshot.devices {
+        let mut cells = vec![device.index.to_string(), device.name.clone()];
+        cells.extend([device.total, device.capacity].map(|bytes| bytes.to_string()));
+        cells.extend([device.leased, device.overhead, device.unmanaged].map(amount));
+        cells.extend([device.free, device.peak].map(|bytes| bytes.to_string()));
+        table.row(cells);
+    }
+    table.write(out, 0)
+}
+
+/// Nothing is a dash: the eye finds what is something.
+fn amount(bytes: Bytes) -> String {
+    if bytes.is_zero() {
+        "-".into()
+    } else {
+        bytes.to_string()
+    }
+}
+
+/// The index of a card, as people call it.
+pub(crate) fn gpu_name(snapshot: &Snapshot, device: Option<ebb_units::DeviceUuid>) -> String {
+    let Some(uuid) = device else { return "-".into() };
+    let known = snapshot.devices.iter().find(|row| row.uuid == uuid);
+    known.map_or_else(|| uuid.to_string(), |row| row.index.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    fn text(snapshot: &Snapshot) -> String {
+        let mut out = Vec::new();
+        write_snapshot(&mut out, snapshot).unwrap();
+        anstream::adapter::strip_str(&String::from_utf8(out).unwrap()).to_string()
+    }
+
+    #[test]
+    fn a_busy_card() {
+        insta::assert_snapshot!(text(&fixtures::busy()));
+    }
+
+    #[test]
+    fn nothing_there() {
+        insta::assert_snapshot!(text(&Snapshot::default()));
+    }
+}

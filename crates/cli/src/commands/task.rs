@@ -1,0 +1,73 @@
+//! `ebb pause`, `ebb resume`, `ebb limit`: one question, one answer.
+
+use std::io::Write;
+
+use ebb_protocol::control::{Payload, Request};
+
+use crate::args::{Global, LimitArgs, PauseArgs, TaskArgs};
+use crate::client::{Client, unexpected};
+use crate::error::{CliError, Result};
+use crate::table::harmless;
+
+/// `ebb pause`.
+pub(crate) fn pause(global: &Global, args: &PauseArgs) -> Result<()> {
+    let wait_ms = args
+        .wait
+        .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+    done(
+        global,
+        &Request::Pause {
+            task: args.task.clone(),
+            wait_ms,
+        },
+        args.json,
+    )
+}
+
+/// `ebb resume`.
+pub(crate) fn resume(global: &Global, args: &TaskArgs) -> Result<()> {
+    done(
+        global,
+        &Request::Resume {
+            task: args.task.clone(),
+        },
+        args.json,
+    )
+}
+
+/// `ebb limit`.
+pub(crate) fn limit(global: &Global, args: &LimitArgs) -> Result<()> {
+    if let (Some(request), Some(limit)) = (args.request, args.limit)
+        && request > limit
+    {
+        return Err(CliError::usage(
+            format!(
+                "the request ({}) is above the limit ({})",
+                request.to_quantity(),
+                limit.to_quantity()
+            ),
+            "lower --request or raise the limit",
+        ));
+    }
+    let request = Request::Limit {
+        task: args.task.clone(),
+        limit: args.limit,
+        request: args.request,
+        priority: args.priority,
+    };
+    done(global, &request, args.json)
+}
+
+fn done(global: &Global, request: &Request, json: bool) -> Result<()> {
+    let answer = Client::open(global)?.ask(request)?;
+    let Payload::Done { message } = &answer else {
+        return Err(unexpected(&answer));
+    };
+    let mut out = anstream::stdout();
+    if json {
+        writeln!(out, "{}", serde_json::json!({ "message": message }))?;
+    } else {
+        writeln!(out, "{}", harmless(message))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! `cargo xtask test`: everything that has to pass, cheapest first, and a summary.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::layout::sim_links;
+use crate::metadata::{Workspace, root, workspace};
+use crate::shell::{cargo, program, run};
+use crate::{layering, machine, tidy};
+
+/// A script that drives the simulated GPU through bindings that we did not write.
+const PYTHON_CLIENT: &str = "crates/simgpu/tests/python/sim_cuda_bindings.py";
+
+/// The steps that were run, how they ended and how long they took.
+#[derive(Default)]
+struct Summary {
+    steps: Vec<(&'static str, bool, f64)>,
+}
+
+impl Summary {
+    fn step(&mut self, name: &'static str, work: impl FnOnce() -> Result<()>) {
+        eprintln!("\n==> {name}");
+        let began = Instant::now();
+        let result = work();
+        if let Err(error) = &result {
+            eprintln!("error: {error:#}");
+        }
+        self.steps
+            .push((name, result.is_ok(), began.elapsed().as_secs_f64()));
+    }
+
+    fn failed(&self) -> usize {
+        self.steps.iter().filter(|(_, good, _)| !good).count()
+    }
+
+    fn end(&self) -> ExitCode {
+        println!();
+        for (name, good, seconds) in &self.steps {
+            println!(
+                "{}  {name:<10} {seconds:7.1} s",
+                if *good { "ok    " } else { "FAILED" }
+            );
+        }
+        let failed = self.failed();
+        println!("\nsteps: {} passed, {failed} failed", self.steps.len() - failed);
+        if failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What is quick to check.
+pub(crate) fn lint() -> Result<ExitCode> {
+    let mut summary = Summary::default();
+    quick(&mut summary, &workspace()?);
+    Ok(summary.end())
+}
+
+fn quick(summary: &mut Summary, workspace: &Workspace) {
+    summary.step("layering", || none(layering::faults(workspace)?));
+    summary.step("tidy", || none(tidy::faults(workspace)?));
+    summary.step("format", || run(&mut cargo(&["fmt", "--all", "--check"])));
+    summary.step("clippy", || {
+        run(&mut cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ]))
+    });
+}
+
+/// Everything.
+pub(crate) fn all(filter: Option<&str>) -> Result<ExitCode> {
+    let workspace = workspace()?;
+    let mut summary = Summary::default();
+    summary.step("machine", machine::prepare);
+    if filter.is_none() {
+        quick(&mut summary, &workspace);
+    }
+    let folder = workspace.target.join("debug");
+    let failed = summary.failed();
+    summary.step("build", || {
+        run(&mut cargo(&[
+            "build",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--quiet",
+        ]))?;
+        sim_links(&folder)
+    });
+    if summary.failed() > failed {
+        return Ok(summary.end());
+    }
+    let mut python = None;
+    summary.step("python", || {
+        python = machine::python(&workspace.target)?;
+        Ok(())
+    });
+    summary.step("tests", || {
+        // All packages, even if one has a test that fails: one run shows everything.
+        let mut tests = cargo(&["test", "--workspace", "--locked", "--quiet", "--no-fail-fast"]);
+        if let Some(filter) = filter {
+            tests.arg(filter);
+        }
+        tests.env("INSTA_UPDATE", "no").env("EBB_TESTS_PREBUILT", "1");
+        if let Some(python) = &python {
+            tests.env("EBB_TEST_PYTHON", python);
+        }
+        run(&mut tests)
+    });
+    if filter.is_none() {
+        if let Some(python) = &python {
+            summary.step("bindings", || python_client(python, &folder));
+        }
+        summary.step("demo", || demo(&folder));
+        summary.step("docs", docs);
+    }
+    Ok(summary.end())
+}
+
+fn none(faults: Vec<String>) -> Result<()> {
+    for fault in &faults {
+        eprintln!("{fault}");
+    }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        bail!("{} found", faults.len())
+    }
+}
+
+/// NVIDIA's own bindings take the simulated driver for the real one.
+fn python_client(python: &Path, folder: &Path) -> Result<()> {
+    let state = folder.join("sim-state");
+    let _ = std::fs::remove_dir_all(&state);
+    std::fs::create_dir_all(&state)?;
+    if !root().join(PYTHON_CLIENT).is_file() {
+        bail!("{PYTHON_CLIENT} is missing");
+    }
+    let result = run(program(python, &[PYTHON_CLIENT])
+        .env("LD_LIBRARY_PATH", folder.join("sim"))
+        .env("EBB_SIM_DIR", &state)
+        .env_remove("CUDA_VISIBLE_DEVICES"));
+    let _ = std::fs::remove_dir_all(&state);
+    result
+}
+
+/// The demo on the simulated GPU: what a newcomer sees first has to work, and its last line is what programs read.
+fn demo(folder: &Path) -> Result<()> {
+    let mut command = Command::new(folder.join("ebb"));
+    command
+        .args(["demo", "--gpu", "sim", "--json"])
+        .current_dir(root())
+        .stderr(std::process::Stdio::inherit());
+    let done = command.output().context("cannot start ebb")?;
+    let text = String::from_utf8_lossy(&done.stdout);
+    println!("{text}");
+    if !done.status.success() {
+        bail!("ebb demo ended with {}", done.status);
+    }
+    let last = text.lines().last().unwrap_or_default();
+    let object: serde_json::Value = serde_json::from_str(last).context("the last line is no JSON object")?;
+    for (name, wanted) in [
+        ("finished", serde_json::json!(2)),
+        ("mismatches", 0.into()),
+        ("oom_without_ebb", true.into()),
+    ] {
+        if object[name] != wanted {
+            bail!("{name} is {} and not {wanted}", object[name]);
+        }
+    }
+    Ok(())
+}
+
+fn docs() -> Result<()> {
+    // Two steps, since the command and the library have one name.
+    for arguments in [&["--workspace", "--exclude", "ebb-cli"][..], &["-p", "ebb-cli"]] {
+        let mut command = cargo(&["doc", "--no-deps", "--locked", "--quiet"]);
+        run(command.args(arguments).env("RUSTDOCFLAGS", "-D warnings"))?;
+    }
+    Ok(())
+}

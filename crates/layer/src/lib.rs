@@ -29,6 +29,9 @@ mod fork;
 mod hooks;
 mod library;
 mod loader;
+// Test programs link the machine's own C library.
+#[cfg(all(glibc_stubs, not(test)))]
+mod old_glibc;
 mod report;
 mod symbols;
 

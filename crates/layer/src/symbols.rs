@@ -25,6 +25,7 @@ macro_rules! gate {
     ($name:ident) => { Hook(crate::hooks::touch::$name as *const ()) };
     ($name:ident ($($parameter:ident: $ty:ty),*)) => {
         #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the driver's own")]
         pub(crate) unsafe extern "C-unwind" fn $name($($parameter: $ty),*) -> CUresult {
             let passage = crate::barrier::enter();
             if let crate::barrier::Passage::Refused(code) = passage {
@@ -53,10 +54,9 @@ macro_rules! pass {
     };
     ($name:ident $parameters:tt) => {};
 }
-pub(crate) use {gate, own, pass};
-
 for_each_class!(make_dispatch);
-pub(crate) use hook_item;
+#[allow(clippy::single_component_path_imports, reason = "it is how a macro gets a path")]
+pub(crate) use {gate, hook_item, own, pass};
 
 macro_rules! tables {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {
@@ -87,7 +87,7 @@ macro_rules! tables {
                 /// # Safety
                 /// As the driver's function.
                 #[inline(always)]
-                #[allow(dead_code, reason = "made for every function")]
+                #[allow(dead_code, clippy::too_many_arguments, reason = "made for every function of the driver")]
                 pub(crate) unsafe fn $name($($parameter: $ty),*) -> CUresult {
                     let address = crate::library::CUDA.real(Symbol::$name as usize);
                     if address == 0 {

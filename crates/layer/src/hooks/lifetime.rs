@@ -202,10 +202,11 @@ fn after_primary(running: &Running, dev: CUdevice) {
             .table
             .cuDevicePrimaryCtxGetState(dev, &raw mut flags, &raw mut active)
     };
-    if known.is_success() && active == 0 {
-        if let Some(context) = running.primary_of(dev) {
-            running.context_goes(context, false);
-        }
+    if known.is_success()
+        && active == 0
+        && let Some(context) = running.primary_of(dev)
+    {
+        running.context_goes(context, false);
     }
 }
 

@@ -32,11 +32,20 @@ fn main() {
             println!("cargo::rustc-cfg=glibc_stubs");
             println!("cargo::rustc-cdylib-link-arg=-L{}", out.display());
             // Nothing may be left to be found at run time under whatever version there is.
-            for argument in ["-Wl,-z,defs", "-Wl,--no-as-needed", "-lpthread", "-ldl", "-lld", "-Wl,--as-needed"] {
+            for argument in [
+                "-Wl,-z,defs",
+                "-Wl,--no-as-needed",
+                "-lpthread",
+                "-ldl",
+                "-lld",
+                "-Wl,--as-needed",
+            ] {
                 println!("cargo::rustc-cdylib-link-arg={argument}");
             }
         }
-        Err(error) => println!("cargo::warning=libebb.so will need this machine's C library: no stubs: {error}"),
+        Err(error) => {
+            println!("cargo::warning=libebb.so will need this machine's C library: no stubs: {error}")
+        }
     }
 }
 
@@ -50,7 +59,12 @@ fn stubs(list: &str, arch: &str, out: &Path) -> Result<(), String> {
         };
         // AArch64 came with 2.17: everything that is older there has that version.
         let version = if arch == "aarch64" { "GLIBC_2.17" } else { version };
-        libraries.entry(library).or_default().entry(version).or_default().push(name);
+        libraries
+            .entry(library)
+            .or_default()
+            .entry(version)
+            .or_default()
+            .push(name);
     }
     for (library, versions) in libraries {
         let soname = match library {

@@ -17,7 +17,8 @@ unsafe extern "C" {
         child: Option<unsafe extern "C" fn()>,
         object: *mut c_void,
     ) -> c_int;
-    fn __cxa_atexit(handler: extern "C" fn(*mut c_void), argument: *mut c_void, object: *mut c_void) -> c_int;
+    fn __cxa_atexit(handler: extern "C" fn(*mut c_void), argument: *mut c_void, object: *mut c_void)
+    -> c_int;
 }
 
 /// Registers the handlers, once a process.

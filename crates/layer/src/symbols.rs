@@ -55,7 +55,10 @@ macro_rules! pass {
     ($name:ident $parameters:tt) => {};
 }
 for_each_class!(make_dispatch);
-#[allow(clippy::single_component_path_imports, reason = "it is how a macro gets a path")]
+#[allow(
+    clippy::single_component_path_imports,
+    reason = "it is how a macro gets a path"
+)]
 pub(crate) use {gate, hook_item, own, pass};
 
 macro_rules! tables {

@@ -17,7 +17,6 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod library;
-mod memory;
 mod program;
 mod table;
 mod usage;

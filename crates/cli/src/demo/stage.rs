@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ebb_node::HostMemory;
 use ebb_protocol::control::{DeviceRow, Payload, Request, Snapshot};
 use ebb_units::{Bytes, DeviceUuid, GRANULE};
 use serde::Deserialize;
@@ -16,8 +17,8 @@ use crate::args::{DemoArgs, Gpu};
 use crate::background::own_command;
 use crate::client::{Client, unexpected};
 use crate::commands::run::in_front;
+use crate::driver;
 use crate::error::{CliError, Result};
-use crate::{driver, memory};
 
 /// The simulated card: small enough for any machine, large enough that moving it takes a time that can be seen.
 const SIM_CARD: Bytes = Bytes::mib(512);
@@ -281,16 +282,15 @@ fn check_room(card: &Card, job: Bytes, budget: Bytes, sim: bool) -> Result<()> {
     }
     // A simulated card is host memory as well.
     let needed = if sim { budget + card.total } else { budget };
-    let left = [memory::available(), memory::cgroup_limit()]
-        .into_iter()
-        .flatten()
-        .min();
-    let Some(left) = left
-        .map(|left| Bytes(left.0 / 10 * 9))
-        .filter(|left| needed > *left)
-    else {
+    let memory = HostMemory::read();
+    let left = memory
+        .cgroup
+        .map_or(memory.available, |group| group.left().min(memory.available));
+    // A tenth stays for everything else.
+    let left = Bytes(left.0 / 10 * 9);
+    if needed <= left {
         return Ok(());
-    };
+    }
     let possible = usable(left.saturating_sub(slack(sim)));
     let fix = if !sim && possible + possible > room {
         format!("take `--bytes-per-job {}`", possible.to_quantity())

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
+use ebb_node::HostMemory;
 use ebb_protocol::control::{Payload, Request, Snapshot};
-use ebb_units::Bytes;
 use serde::Serialize;
 
 use crate::args::Global;
@@ -11,7 +11,7 @@ use crate::client::Client;
 
 use crate::error::{CliError, Result};
 use crate::table::{GREEN, RED, RESET, YELLOW, harmless};
-use crate::{driver, library, memory};
+use crate::{driver, library};
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -202,16 +202,12 @@ fn daemon_checks(mut client: Client) -> Result<Vec<Check>> {
         });
     }
     if let Payload::List(snapshot) = client.ask(&Request::List)? {
-        checks.extend(listing_checks(
-            &snapshot,
-            memory::available(),
-            memory::cgroup_limit(),
-        ));
+        checks.extend(listing_checks(&snapshot, &HostMemory::read()));
     }
     Ok(checks)
 }
 
-fn listing_checks(snapshot: &Snapshot, available: Option<Bytes>, cgroup: Option<Bytes>) -> Vec<Check> {
+fn listing_checks(snapshot: &Snapshot, memory: &HostMemory) -> Vec<Check> {
     let mut checks = Vec::new();
     for device in &snapshot.devices {
         let found = format!(
@@ -246,11 +242,12 @@ fn listing_checks(snapshot: &Snapshot, available: Option<Bytes>, cgroup: Option<
         .max()
         .unwrap_or_default();
     let mut found = format!("{} of {} held", arena.held, arena.budget);
-    if let Some(available) = available {
-        found.push_str(&format!(", {available} available on this machine"));
-    }
-    if let Some(cgroup) = cgroup {
-        found.push_str(&format!(", this cgroup may use {cgroup}"));
+    found.push_str(&format!(", {} available on this machine", memory.available));
+    if let Some(group) = memory.cgroup {
+        found.push_str(&format!(
+            ", this control group may use {} and uses {}",
+            group.limit, group.used
+        ));
     }
     checks.push(if arena.budget < largest {
         Check::note(
@@ -287,11 +284,18 @@ fn environment_checks() -> Vec<Check> {
 mod tests {
     use super::*;
     use crate::fixtures;
+    use ebb_node::CgroupMemory;
+    use ebb_units::Bytes;
 
     #[test]
     fn what_others_hold_and_an_arena_that_is_too_small_are_said() {
         let mut snapshot = fixtures::busy();
-        let checks = listing_checks(&snapshot, Some(Bytes::gib(500)), None);
+        let memory = HostMemory {
+            total: Bytes::gib(600),
+            available: Bytes::gib(500),
+            cgroup: None,
+        };
+        let checks = listing_checks(&snapshot, &memory);
         assert_eq!(checks[0].verdict, Verdict::Note);
         assert!(
             checks[0]
@@ -300,12 +304,18 @@ mod tests {
         );
         assert_eq!(checks[1].verdict, Verdict::Good);
         snapshot.arena.budget = Bytes::gib(8);
-        let checks = listing_checks(&snapshot, Some(Bytes::gib(16)), Some(Bytes::gib(10)));
-        assert_eq!(checks[1].verdict, Verdict::Note);
-        assert!(
-            checks[1].found.contains("this cgroup may use 10 GiB"),
-            "{}",
-            checks[1].found
+        let group = CgroupMemory {
+            limit: Bytes::gib(10),
+            used: Bytes::gib(1),
+        };
+        let checks = listing_checks(
+            &snapshot,
+            &HostMemory {
+                cgroup: Some(group),
+                ..memory
+            },
         );
+        assert_eq!(checks[1].verdict, Verdict::Note);
+        assert!(checks[1].found.contains("may use 10 GiB"), "{}", checks[1].found);
     }
 }

@@ -16,6 +16,9 @@ use crate::table::{harmless, per_second, rate, time};
 /// Listings that the rates are taken over.
 const RATE_OVER: usize = 5;
 
+/// Listings that a message stays for.
+const MESSAGE_STAYS: u32 = 8;
+
 /// What is on the screen.
 #[derive(Debug)]
 pub(crate) struct View {
@@ -24,6 +27,8 @@ pub(crate) struct View {
     history: VecDeque<(u64, u64, u64)>,
     chosen: usize,
     message: String,
+    /// Listings until the message gives way to the keys.
+    message_stays: u32,
     colourful: bool,
 }
 
@@ -35,6 +40,7 @@ impl View {
             history: VecDeque::new(),
             chosen: 0,
             message: String::new(),
+            message_stays: 0,
             colourful,
         }
     }
@@ -62,11 +68,16 @@ impl View {
         }
         self.chosen = self.chosen.min(snapshot.tasks.len().saturating_sub(1));
         self.snapshot = snapshot;
+        self.message_stays = self.message_stays.saturating_sub(1);
+        if self.message_stays == 0 {
+            self.message.clear();
+        }
     }
 
     /// The line at the bottom.
     pub(crate) fn say(&mut self, message: String) {
         self.message = harmless(&message);
+        self.message_stays = MESSAGE_STAYS;
     }
 
     /// The task before.

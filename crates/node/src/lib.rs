@@ -1,1 +1,40 @@
-//! Being built.
+//! The daemon: who has how much of which card, and the host memory for what is off the cards.
+//!
+//! ```text
+//!   programs ── layer.sock ──┐                      ┌── NVML            (a worker: may block)
+//!   ebb ps … ── ctl.sock ────┤   state driver       ├── arena segments  (workers: zeroing, faulting in)
+//!   pidfds ── deaths ────────┼──  one thread, ──────┼── event log       (a worker: the disk)
+//!   timers, signals ─────────┘    owns everything   └── tasks.json      (a worker: the disk)
+//!                                      │
+//!                                   Arbiter (crates/policy): events in, actions out
+//! ```
+//! [`Daemon`] is used by `ebb daemon`; [`Config`] is its file. [`replay()`] feeds an event log to a fresh arbiter.
+
+#![deny(unsafe_code)]
+
+mod arena;
+mod budget;
+mod config;
+mod daemon;
+mod driver;
+mod eventlog;
+#[allow(unsafe_code, reason = "calls into a foreign library")]
+mod nvml;
+mod place;
+mod process;
+mod replay;
+mod say;
+mod statefile;
+#[allow(unsafe_code, reason = "the corner of system calls that rustix does not wrap")]
+mod sys;
+#[cfg(feature = "test-util")]
+pub mod test_util;
+mod worker;
+
+pub use budget::{CgroupMemory, HostMemory};
+pub use config::{ArenaConfig, Config, ConfigError, EventLogConfig, Scope, Surroundings, parse_duration};
+pub use daemon::{Daemon, Handle, StartError};
+pub use eventlog::{PolicyRecord, Record};
+pub use place::PlaceError;
+pub use replay::{Divergence, ReplayError, Report, replay};
+pub use say::{Level, set_level};

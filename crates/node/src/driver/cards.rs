@@ -1,0 +1,277 @@
+//! The cards: what NVML says of them, or what programs say where there is no NVML.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ebb_policy::{Event, Time};
+use ebb_units::{Bytes, DeviceId, DeviceUuid, GRANULE};
+
+use super::Driver;
+use crate::nvml::{Card, NvmlError};
+use crate::say;
+use crate::worker::FromWorker;
+
+/// How long a dead process may still show in NVML before what it holds counts as somebody else's.
+const GRACE: Duration = Duration::from_secs(3);
+/// Most cards that are taken on by programs' word.
+const MAX_DEVICES: usize = 64;
+
+#[derive(Clone, Debug)]
+pub(super) struct Device {
+    pub uuid: DeviceUuid,
+    pub index: u32,
+    pub name: String,
+    pub total: Bytes,
+    /// Promised to nobody; as configured, or as measured.
+    pub reserve: Bytes,
+    /// Held by programs that are not ours.
+    pub unmanaged: Bytes,
+    /// Used beyond what NVML's processes account for, in the last sample; the driver's own part.
+    overhang: Option<Bytes>,
+    /// The least of that so far.
+    measured: Option<Bytes>,
+    /// For each of our processes here, what NVML saw beyond its account, in the last sample.
+    excess: BTreeMap<u32, Bytes>,
+}
+
+impl Device {
+    pub(super) fn capacity(&self) -> Bytes {
+        self.total.saturating_sub(self.reserve).round_down(GRANULE)
+    }
+}
+
+/// A little that stays free beside the driver's own part: the driver rounds and keeps pools. Nothing on small cards.
+fn slack(total: Bytes) -> Bytes {
+    Bytes(total.0 / 512).min(Bytes::mib(64)).round_down(GRANULE)
+}
+
+/// What our own clients hold on one card, by process: lease, and the overhead that they know of themselves.
+type Ours = BTreeMap<u32, Bytes>;
+
+/// What others hold: processes that are not ours, and, where pids cannot be matched (another pid namespace), what the
+/// nameless hold beyond ours.
+fn unmanaged(
+    listed: &[(u32, Bytes)],
+    ours: &Ours,
+    known: impl Fn(u32) -> bool,
+    visible: impl Fn(u32) -> bool,
+) -> Bytes {
+    let mut foreign = Bytes::ZERO;
+    let mut nameless = Bytes::ZERO;
+    for (pid, used) in listed {
+        if known(*pid) {
+            continue;
+        }
+        if visible(*pid) {
+            foreign = foreign.saturating_add(*used);
+        } else {
+            nameless = nameless.saturating_add(*used);
+        }
+    }
+    let unmatched: Bytes = ours
+        .iter()
+        .filter(|(pid, _)| !listed.iter().any(|(p, _)| p == *pid))
+        .map(|(_, bytes)| *bytes)
+        .sum();
+    foreign.saturating_add(nameless.saturating_sub(unmatched))
+}
+
+impl Driver {
+    /// Waits a moment for NVML's first word, so that the first program finds its card known.
+    pub(super) fn first_cards(&mut self) {
+        if self.cards.is_none() {
+            return;
+        }
+        if let Ok(FromWorker::Cards(cards)) = self.from_workers.recv_timeout(Duration::from_secs(3)) {
+            self.see_cards(cards);
+        }
+    }
+
+    /// Asks NVML now rather than within the second.
+    pub(super) fn look_at_cards(&self) {
+        if let Some(worker) = &self.cards {
+            worker.send(());
+        }
+    }
+
+    pub(super) fn see_cards(&mut self, cards: Result<Vec<Card>, NvmlError>) {
+        let cards = match cards {
+            Ok(cards) => {
+                if self.cards_trouble.take().is_some() {
+                    say::info!("NVML answers");
+                }
+                cards
+            }
+            Err(e) => {
+                let text = e.to_string();
+                if self.cards_trouble.as_ref() != Some(&text) {
+                    say::warning!(
+                        "{text}; cards are learned from programs, other users of them are not seen"
+                    );
+                    self.cards_trouble = Some(text);
+                }
+                return;
+            }
+        };
+        let now = self.now();
+        self.departed.retain(|_, at| now.since(*at) < GRACE);
+        let held = self.held_by_pid();
+        for card in cards {
+            self.see_card(&card, held.get(&card.uuid).cloned().unwrap_or_default());
+        }
+    }
+
+    fn see_card(&mut self, card: &Card, ours: Ours) {
+        let id = self
+            .device_named(card.uuid)
+            .unwrap_or_else(|| self.new_device(card.uuid));
+        let known = |pid| self.by_pid.contains_key(&pid) || self.departed.contains_key(&pid);
+        let visible = |pid: u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
+        let foreign = card
+            .processes
+            .as_ref()
+            .map(|listed| unmanaged(listed, &ours, known, visible));
+        let configured = self.config.reserve;
+        let Some(device) = self.devices.get_mut(&id) else {
+            return;
+        };
+        let before = (device.capacity(), device.unmanaged);
+        device.total = card.total;
+        device.index = card.index;
+        device.name.clone_from(&card.name);
+        // Used and not by any process: the driver's own. The two figures are not read at one moment, so the larger of
+        // two samples counts, and of these the least.
+        if let Some(listed) = &card.processes {
+            let sum: Bytes = listed.iter().map(|(_, used)| *used).sum();
+            let overhang = card.total.saturating_sub(card.free).saturating_sub(sum);
+            let steady = device.overhang.map_or(overhang, |last| last.max(overhang));
+            device.overhang = Some(overhang);
+            device.measured = Some(device.measured.map_or(steady, |least| least.min(steady)));
+        }
+        let measured = device
+            .measured
+            .unwrap_or_default()
+            .max(card.reserved)
+            .saturating_add(slack(card.total));
+        device.reserve = configured.unwrap_or(measured).min(device.total);
+        if let Some(foreign) = foreign {
+            device.unmanaged = foreign;
+        }
+        let mut excess = BTreeMap::new();
+        let last = std::mem::take(&mut device.excess);
+        for (pid, used) in card.processes.iter().flatten() {
+            if let Some(account) = ours.get(pid) {
+                excess.insert(*pid, used.saturating_sub(*account));
+            }
+        }
+        device.excess.clone_from(&excess);
+        let after = (device.capacity(), device.unmanaged);
+        if before != after || before.0.is_zero() {
+            self.feed_device(id);
+        }
+        // What shows twice in a row is no matter of timing: the driver took it by itself.
+        for (pid, bytes) in excess {
+            let steady = last
+                .get(&pid)
+                .map_or(Bytes::ZERO, |last| (*last).min(bytes))
+                .round_down(GRANULE);
+            self.found_overhead(pid, id, steady);
+        }
+    }
+
+    fn feed_device(&mut self, id: DeviceId) {
+        if let Some(device) = self.devices.get(&id) {
+            let (capacity, unmanaged) = (device.capacity(), device.unmanaged);
+            self.feed(Event::Device {
+                device: id,
+                capacity,
+                unmanaged,
+            });
+        }
+    }
+
+    pub(super) fn device_named(&self, uuid: DeviceUuid) -> Option<DeviceId> {
+        self.devices
+            .iter()
+            .find(|(_, device)| device.uuid == uuid)
+            .map(|(id, _)| *id)
+    }
+
+    fn new_device(&mut self, uuid: DeviceUuid) -> DeviceId {
+        let index = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
+        let id = DeviceId(index);
+        self.devices.insert(
+            id,
+            Device {
+                uuid,
+                index,
+                name: "GPU".into(),
+                total: Bytes::ZERO,
+                reserve: Bytes::ZERO,
+                unmanaged: Bytes::ZERO,
+                overhang: None,
+                measured: None,
+                excess: BTreeMap::new(),
+            },
+        );
+        id
+    }
+
+    /// A program has a context on this card. Without NVML its word is all there is.
+    pub(super) fn device_for(&mut self, uuid: DeviceUuid, total: Bytes) -> Option<DeviceId> {
+        if let Some(id) = self.device_named(uuid) {
+            return Some(id);
+        }
+        if self.devices.len() >= MAX_DEVICES || total.is_zero() || total > Bytes::gib(1 << 14) {
+            return None;
+        }
+        let id = self.new_device(uuid);
+        let reserve = self.config.reserve.unwrap_or(slack(total)).min(total);
+        let device = self.devices.get_mut(&id)?;
+        (device.total, device.reserve) = (total, reserve);
+        say::info!("{uuid} with {total} is known from a program");
+        self.feed_device(id);
+        Some(id)
+    }
+
+    /// A process is gone: what NVML still shows of it is on its way out.
+    pub(super) fn note_departed(&mut self, pid: u32) {
+        let now: Time = self.now();
+        self.departed.insert(pid, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_those_that_are_not_ours() {
+        let listed = [(10, Bytes::mib(100)), (20, Bytes::mib(30)), (30, Bytes::mib(5))];
+        let ours = Ours::from([(10, Bytes::mib(90))]);
+        let known = |pid| pid == 10 || pid == 30;
+        assert_eq!(unmanaged(&listed, &ours, known, |_| true), Bytes::mib(30));
+    }
+
+    #[test]
+    fn in_another_pid_namespace_ours_are_subtracted_from_the_nameless() {
+        // NVML says host pids; here the same processes have other ones.
+        let listed = [(90_010, Bytes::mib(100)), (90_020, Bytes::mib(30))];
+        let ours = Ours::from([(10, Bytes::mib(100))]);
+        assert_eq!(
+            unmanaged(&listed, &ours, |pid| pid == 10, |pid| pid < 1000),
+            Bytes::mib(30)
+        );
+        let more = Ours::from([(10, Bytes::gib(1))]);
+        assert_eq!(
+            unmanaged(&listed, &more, |pid| pid == 10, |pid| pid < 1000),
+            Bytes::ZERO
+        );
+    }
+
+    #[test]
+    fn slack_is_for_real_cards() {
+        assert_eq!(slack(Bytes::mib(256)), Bytes::ZERO);
+        assert_eq!(slack(Bytes::gib(140)), Bytes::mib(64));
+    }
+}

@@ -1,0 +1,629 @@
+//! The state driver: one thread that owns everything, so that nothing needs a lock.
+//!
+//! Packets, lines, deaths, timers and workers' answers become events of the arbiter; its actions become messages. What
+//! may block is done by workers ([`crate::worker`]). A peer can cost the driver no more than a bounded queue.
+
+mod cards;
+mod control;
+mod peers;
+mod tasks;
+mod timers;
+mod view;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use ebb_policy::{Action, Arbiter, DenyReason, Depth, Event, Note, Outcome, Refusal, Time};
+use ebb_protocol::control::Totals;
+use ebb_protocol::wire::{ToLayer, deny};
+use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
+use rustix::event::epoll;
+
+use crate::arena::{Arena, Job, Move};
+use crate::config::Config;
+use crate::eventlog::{EventLog, Record};
+use crate::place::Place;
+use crate::say;
+use crate::statefile::StateFile;
+use crate::worker::{FromWorker, Waker, Worker};
+use cards::Device;
+use control::ControlConn;
+use peers::{LayerConn, Peer};
+use tasks::{Process, Recovery, Retired, Task};
+use timers::Timer;
+
+/// A connection of a program. Never reused.
+type ConnId = u64;
+/// A connection of a command line. Never reused.
+type ControlId = u64;
+/// A session: one library in one process, over all its connections.
+type PeerId = u64;
+/// A process, whatever its pid is reused for.
+type ProcessKey = u64;
+
+/// What an epoll event is about: a kind in the top byte, an id below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    LayerListener,
+    ControlListener,
+    Waker,
+    Signals,
+    Layer(ConnId),
+    Control(ControlId),
+    Death(ProcessKey),
+}
+
+impl Source {
+    fn to_u64(self) -> u64 {
+        let (kind, id) = match self {
+            Self::LayerListener => (1, 0),
+            Self::ControlListener => (2, 0),
+            Self::Waker => (3, 0),
+            Self::Signals => (4, 0),
+            Self::Layer(id) => (5, id),
+            Self::Control(id) => (6, id),
+            Self::Death(id) => (7, id),
+        };
+        kind << 56 | id
+    }
+
+    fn from_u64(n: u64) -> Option<Self> {
+        let id = n & ((1 << 56) - 1);
+        Some(match n >> 56 {
+            1 => Self::LayerListener,
+            2 => Self::ControlListener,
+            3 => Self::Waker,
+            4 => Self::Signals,
+            5 => Self::Layer(id),
+            6 => Self::Control(id),
+            7 => Self::Death(id),
+            _ => return None,
+        })
+    }
+}
+
+/// Everything that the daemon knows.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    config: Config,
+    /// Where the config came from, to read it again.
+    config_path: Option<std::path::PathBuf>,
+    uid: u32,
+    epoll: OwnedFd,
+    place: Place,
+    waker: Waker,
+    from_workers: Receiver<FromWorker>,
+    signals: Option<OwnedFd>,
+    /// Closed for a moment to tell a peer that there is no descriptor left for it.
+    spare: Option<File>,
+
+    started: Instant,
+    arbiter: Arbiter,
+    pending: VecDeque<Event>,
+    verdicts: BTreeMap<TaskId, Result<(), Refusal>>,
+    timers: BTreeSet<(Time, Timer)>,
+    totals: Totals,
+
+    log: Option<EventLog>,
+    log_trouble: Option<String>,
+    log_lost: u64,
+    state_worker: Option<Worker<StateFile>>,
+    state_trouble: Option<String>,
+    state_dirty: bool,
+    state_sequence: u64,
+
+    arena: Arena,
+    arena_workers: Worker<Job>,
+    arena_dirty: bool,
+    cards: Option<Worker<()>>,
+    cards_trouble: Option<String>,
+    devices: BTreeMap<DeviceId, Device>,
+
+    tasks: BTreeMap<TaskId, Task>,
+    tokens: BTreeMap<[u8; 32], TaskId>,
+    retired: VecDeque<Retired>,
+    processes: BTreeMap<ProcessKey, Process>,
+    by_pid: BTreeMap<u32, ProcessKey>,
+    departed: BTreeMap<u32, Time>,
+    recovery: Option<Recovery>,
+    dirty_tasks: BTreeSet<TaskId>,
+
+    conns: BTreeMap<ConnId, LayerConn>,
+    peers: BTreeMap<PeerId, Peer>,
+    clients: BTreeMap<ClientId, (PeerId, DeviceId)>,
+    controls: BTreeMap<ControlId, ControlConn>,
+    pauses: Vec<control::PauseWait>,
+    queries: BTreeMap<u64, control::QueryWait>,
+    unsaved: Vec<(u64, ControlId, ebb_protocol::control::Answer)>,
+
+    next_id: u64,
+    next_task: u64,
+    next_client: u64,
+    idle_since: Time,
+    stop: bool,
+}
+
+/// What a driver starts from.
+pub(crate) struct Parts {
+    pub config: Config,
+    pub config_path: Option<std::path::PathBuf>,
+    pub place: Place,
+    pub waker: Waker,
+    pub from_workers: Receiver<FromWorker>,
+    pub signals: Option<OwnedFd>,
+    pub arena: Arena,
+    pub arena_workers: Worker<Job>,
+    pub cards: Option<Worker<()>>,
+    pub log: Option<EventLog>,
+    pub state_worker: Option<Worker<StateFile>>,
+    pub saved: StateFile,
+}
+
+impl Driver {
+    pub(crate) fn new(parts: Parts) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let arbiter = Arbiter::new(parts.config.policy.clone());
+        let next_task = parts.saved.next_task.max(1);
+        let mut driver = Self {
+            uid: rustix::process::geteuid().as_raw(),
+            epoll,
+            arbiter,
+            config: parts.config,
+            config_path: parts.config_path,
+            place: parts.place,
+            waker: parts.waker,
+            from_workers: parts.from_workers,
+            signals: parts.signals,
+            spare: File::open("/dev/null").ok(),
+            started: Instant::now(),
+            pending: VecDeque::new(),
+            verdicts: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            totals: Totals::default(),
+            log: parts.log,
+            log_trouble: None,
+            log_lost: 0,
+            state_worker: parts.state_worker,
+            state_trouble: None,
+            state_dirty: false,
+            state_sequence: 0,
+            arena: parts.arena,
+            arena_workers: parts.arena_workers,
+            arena_dirty: false,
+            cards: parts.cards,
+            cards_trouble: None,
+            devices: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            retired: VecDeque::new(),
+            processes: BTreeMap::new(),
+            by_pid: BTreeMap::new(),
+            departed: BTreeMap::new(),
+            recovery: None,
+            dirty_tasks: BTreeSet::new(),
+            conns: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            controls: BTreeMap::new(),
+            pauses: Vec::new(),
+            queries: BTreeMap::new(),
+            unsaved: Vec::new(),
+            next_id: 1,
+            next_task,
+            next_client: 1,
+            idle_since: Time(0),
+            stop: false,
+        };
+        driver.listen()?;
+        driver.record_start();
+        driver.first_cards();
+        driver.recover(parts.saved);
+        driver.settle();
+        Ok(driver)
+    }
+
+    fn listen(&self) -> std::io::Result<()> {
+        self.watch(&self.place.layer, Source::LayerListener, epoll::EventFlags::IN)?;
+        self.watch(
+            &self.place.control,
+            Source::ControlListener,
+            epoll::EventFlags::IN,
+        )?;
+        self.watch(&self.waker, Source::Waker, epoll::EventFlags::IN)?;
+        if let Some(signals) = &self.signals {
+            self.watch(signals, Source::Signals, epoll::EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    fn record_start(&mut self) {
+        if let Some(log) = &mut self.log {
+            let unix_seconds = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs());
+            log.push(&Record::Start {
+                version: env!("CARGO_PKG_VERSION").into(),
+                pid: std::process::id(),
+                unix_seconds,
+                policy: self.arbiter.config().into(),
+            });
+        }
+    }
+
+    fn watch(&self, fd: impl AsFd, source: Source, flags: epoll::EventFlags) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.to_u64()), flags)
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// The driver's clock.
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Serves until it is told to stop.
+    pub(crate) fn run(&mut self) -> std::io::Result<()> {
+        let mut events = Vec::with_capacity(256);
+        self.notify_ready();
+        self.finish_round();
+        while !self.stop {
+            let timeout = self.timeout();
+            events.clear();
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                timeout.as_ref(),
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            for event in &events {
+                let (data, flags) = (event.data, event.flags);
+                if let Some(source) = Source::from_u64(data.u64()) {
+                    self.ready(source, flags);
+                    self.settle();
+                }
+            }
+            self.run_timers();
+            self.finish_round();
+        }
+        say::info!("stopping; programs go on with what they have");
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        self.save_state();
+        Ok(())
+    }
+
+    fn notify_ready(&self) {
+        let text = format!("serving in {}", self.config.socket_dir.display());
+        say::info!("{text}");
+        let _ = sd_notify::notify(&[
+            sd_notify::NotifyState::Ready,
+            sd_notify::NotifyState::Status(&text),
+        ]);
+    }
+
+    fn ready(&mut self, source: Source, flags: epoll::EventFlags) {
+        match source {
+            Source::LayerListener => self.accept_layers(),
+            Source::ControlListener => self.accept_controls(),
+            Source::Waker => {
+                self.waker.clear();
+                self.hear_workers();
+            }
+            Source::Signals => self.hear_signals(),
+            Source::Layer(id) => self.layer_ready(id, flags),
+            Source::Control(id) => self.control_ready(id, flags),
+            Source::Death(key) => self.process_died(key),
+        }
+    }
+
+    /// What is done once after all that happened at one moment.
+    fn finish_round(&mut self) {
+        self.settle();
+        if std::mem::take(&mut self.arena_dirty) {
+            self.pump_arena();
+        }
+        self.settle();
+        self.tell_limits();
+        if std::mem::take(&mut self.state_dirty) {
+            self.save_state();
+        }
+        self.answer_pauses();
+        self.note_idleness();
+    }
+
+    /// Lets the arbiter decide on everything that is waiting, and does what it wants.
+    fn settle(&mut self) {
+        let mut actions = Vec::new();
+        while let Some(event) = self.pending.pop_front() {
+            let now = self.now();
+            self.arbiter.handle_into(now, &event, &mut actions);
+            debug_assert_eq!(self.arbiter.check(), Ok(()), "after {event:?}");
+            if let Some(log) = &mut self.log {
+                let record = Record::Step {
+                    t: now,
+                    event,
+                    actions,
+                };
+                log.push(&record);
+                let Record::Step { actions: back, .. } = record else {
+                    unreachable!("made above")
+                };
+                actions = back;
+            }
+            for action in actions.drain(..) {
+                self.apply(action);
+            }
+        }
+    }
+
+    fn apply(&mut self, action: Action) {
+        match action {
+            Action::TaskAccepted { task } | Action::TaskChanged { task } => {
+                self.verdicts.insert(task, Ok(()));
+            }
+            Action::TaskRefused { task, why } | Action::ChangeRefused { task, why } => {
+                self.verdicts.insert(task, Err(why));
+            }
+            Action::PauseDone { task, left } => self.pause_done(task, left),
+            Action::PauseBlocked {
+                task,
+                client,
+                outcome,
+            } => self.pause_blocked(task, client, outcome),
+            Action::Grant {
+                client,
+                ask,
+                bytes,
+                complete,
+            } => self.grant(client, ask.0, bytes, complete),
+            Action::Deny {
+                client,
+                ask,
+                reason,
+                last,
+            } => self.deny(client, ask.0, reason, last),
+            Action::Reclaim {
+                client,
+                order,
+                bytes,
+                depth,
+                reason,
+            } => {
+                self.reclaim(client, order, bytes, depth, &reason.to_string());
+            }
+            Action::CancelReclaim { client, order } => {
+                if let Some((peer, device)) = self.clients.get(&client).copied() {
+                    self.send(
+                        peer,
+                        &ToLayer::CancelReclaim {
+                            device: device.0,
+                            order: order.0,
+                        },
+                        Vec::new(),
+                    );
+                }
+            }
+            Action::Note(note) => match note {
+                Note::Overcommitted { .. } | Note::GuaranteeCut { .. } => say::warning!("{note}"),
+                note => say::debug!("{note}"),
+            },
+        }
+    }
+
+    fn grant(&mut self, client: ClientId, ask: u64, bytes: Bytes, complete: bool) {
+        let Some((peer, device)) = self.clients.get(&client).copied() else {
+            return;
+        };
+        if let Some(known) = self.client_mut(peer, device) {
+            if complete {
+                known.asks.remove(&ask);
+            }
+        }
+        self.mark(peer);
+        self.send(
+            peer,
+            &ToLayer::Grant {
+                device: device.0,
+                ask,
+                bytes,
+            },
+            Vec::new(),
+        );
+    }
+
+    fn deny(&mut self, client: ClientId, ask: u64, why: DenyReason, last: bool) {
+        let Some((peer, device)) = self.clients.get(&client).copied() else {
+            return;
+        };
+        if let Some(known) = self.client_mut(peer, device) {
+            known.asks.remove(&ask);
+        }
+        if last {
+            self.totals.denials += 1;
+        }
+        say::debug!("{client} is denied {ask}: {why}");
+        let reason = match why {
+            DenyReason::OverLimit { .. } => deny::OVER_LIMIT,
+            DenyReason::NeverFits { .. } => deny::NEVER_FITS,
+            DenyReason::TimedOut => deny::TIMED_OUT,
+        };
+        self.send(
+            peer,
+            &ToLayer::Deny {
+                device: device.0,
+                ask,
+                reason,
+                last,
+            },
+            Vec::new(),
+        );
+    }
+
+    fn reclaim(
+        &mut self,
+        client: ClientId,
+        order: ebb_units::OrderId,
+        mut bytes: Bytes,
+        depth: Depth,
+        reason: &str,
+    ) {
+        let failed = |outcome| Event::ReclaimDone {
+            client,
+            order,
+            outcome,
+            copied: Bytes::ZERO,
+            nanos: 0,
+        };
+        let Some((peer, device)) = self.clients.get(&client).copied() else {
+            return self.feed(failed(Outcome::Failed));
+        };
+        if depth == Depth::Unused {
+            // The library takes what is unused first: an order for no more than that evicts nothing.
+            bytes = bytes.min(self.unused_of(client));
+            if bytes.is_zero() {
+                return self.feed(failed(Outcome::NothingLeft));
+            }
+        }
+        if !self.is_connected(peer) {
+            return self.feed(failed(Outcome::Failed));
+        }
+        if let Some(known) = self.client_mut(peer, device) {
+            known.orders.insert(order.0);
+        }
+        let message = ToLayer::Reclaim {
+            device: device.0,
+            order: order.0,
+            bytes,
+            reason: reason.as_bytes().to_vec(),
+        };
+        self.send(peer, &message, Vec::new());
+    }
+
+    fn feed(&mut self, event: Event) {
+        self.pending.push_back(event);
+    }
+
+    /// Feeds an event and everything before it, and says how the arbiter answered about this task.
+    fn decide(&mut self, task: TaskId, event: Event) -> Result<(), Refusal> {
+        self.verdicts.remove(&task);
+        self.feed(event);
+        self.settle();
+        self.verdicts.remove(&task).unwrap_or(Ok(()))
+    }
+
+    fn hear_workers(&mut self) {
+        while let Ok(news) = self.from_workers.try_recv() {
+            match news {
+                FromWorker::Cards(cards) => self.see_cards(cards),
+                FromWorker::Segment(done) => {
+                    let now = self.now();
+                    if let Err(e) = self.arena.prepared(now, done) {
+                        say::warning!("no memory for a segment of the arena: {e}");
+                    }
+                    self.arena_dirty = true;
+                }
+                FromWorker::Log { trouble, lost } => {
+                    match (&trouble, &self.log_trouble) {
+                        (Some(trouble), None) => say::error!("{trouble}; the daemon goes on without its log"),
+                        (None, Some(_)) => {
+                            say::warning!("the event log works again; {lost} records are lost")
+                        }
+                        _ => {}
+                    }
+                    (self.log_trouble, self.log_lost) = (trouble, lost);
+                }
+                FromWorker::State { sequence, result } => self.state_saved(sequence, result),
+                FromWorker::Stop => self.stop = true,
+            }
+            self.settle();
+        }
+    }
+
+    fn hear_signals(&mut self) {
+        while let Some(number) = self.signals.as_ref().and_then(crate::sys::next_signal) {
+            if number == libc::SIGHUP {
+                self.reload();
+            } else {
+                self.stop = true;
+            }
+        }
+    }
+
+    /// Reads the config file again. What cannot change while the daemon runs is named.
+    fn reload(&mut self) {
+        let Some(path) = &self.config_path else {
+            return say::info!("there is no config file to read again");
+        };
+        let new = match Config::load(path) {
+            Ok(new) => new,
+            Err(e) => return say::error!("the settings stay as they are: {e}"),
+        };
+        let memory = crate::budget::HostMemory::read();
+        match new.arena_budget(&memory) {
+            Ok(budget) => self.arena.set_budget(budget),
+            Err(e) => return say::error!("the settings stay as they are: {e}"),
+        }
+        if let Some(level) = new.log {
+            say::set_level(level);
+        }
+        let old = &self.config;
+        let fixed = [
+            ("scope", old.scope != new.scope),
+            ("state_dir", old.state_dir != new.state_dir),
+            ("nvml", old.nvml != new.nvml),
+            (
+                "policy",
+                old.policy != new.policy || old.busy_wait != new.busy_wait,
+            ),
+            ("event_log", old.event_log != new.event_log),
+            ("arena.segment", old.arena.segment != new.arena.segment),
+        ];
+        for (name, changed) in fixed {
+            if changed {
+                say::warning!("a new `{name}` holds from the next start of the daemon");
+            }
+        }
+        self.config.task = new.task;
+        self.config.idle_exit = new.idle_exit;
+        self.config.reserve = new.reserve;
+        self.config.arena.budget = new.arena.budget;
+        self.arena_dirty = true;
+        say::info!("settings read again");
+    }
+
+    fn pump_arena(&mut self) {
+        let mut moves = Vec::new();
+        let now = self.now();
+        self.arena.pump(now, &mut moves);
+        self.do_moves(moves);
+        #[cfg(debug_assertions)]
+        self.arena.check();
+        if let Some(at) = self.arena.next_deadline(now) {
+            self.timers
+                .insert((at.max(now.after(Duration::from_millis(10))), Timer::Arena));
+        }
+    }
+
+    fn do_moves(&mut self, moves: Vec<Move>) {
+        for what in moves {
+            match what {
+                Move::Work(job) => {
+                    self.arena_workers.send(job);
+                }
+                Move::Recall { from, bytes } => self.send(from, &ToLayer::ArenaRecall { bytes }, Vec::new()),
+                Move::Give { to, segments } => {
+                    let (infos, memories): (Vec<_>, Vec<_>) = segments.into_iter().unzip();
+                    // If the peer is gone by now, its death brings the segments back.
+                    self.send(to, &ToLayer::ArenaGive { segments: infos }, memories);
+                }
+            }
+        }
+    }
+}

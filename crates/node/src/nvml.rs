@@ -1,0 +1,260 @@
+//! NVML, as far as the daemon asks it: which cards there are, what is used, and by whom.
+//!
+//! Every function is looked up by itself, so that an old or odd library costs only what it lacks. Values from newer
+//! drivers are plain integers.
+
+use std::ffi::{CStr, c_char, c_uint};
+use std::path::{Path, PathBuf};
+
+use ebb_abi::nvml::{
+    NVML_DEVICE_NAME_V2_BUFFER_SIZE, NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_ERROR_INSUFFICIENT_SIZE,
+    NVML_VALUE_NOT_AVAILABLE, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2, nvmlMemory_v2_t,
+    nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t,
+};
+use ebb_units::{Bytes, DeviceUuid};
+
+/// What NVML says about one card at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Card {
+    pub uuid: DeviceUuid,
+    pub index: u32,
+    pub name: String,
+    pub total: Bytes,
+    pub free: Bytes,
+    /// The driver's own part, where the library tells it.
+    pub reserved: Bytes,
+    /// Bytes by process; `None` where the library cannot tell.
+    pub processes: Option<Vec<(u32, Bytes)>>,
+}
+
+/// Why NVML is of no use. May pass: a driver can be loaded later.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NvmlError {
+    #[error("{} cannot be loaded: {why}", path.display())]
+    Load { path: PathBuf, why: String },
+    #[error("NVML lacks {0}")]
+    Missing(&'static str),
+    #[error("{call} failed: {text} ({code})")]
+    Call {
+        call: &'static str,
+        code: u32,
+        text: String,
+    },
+}
+
+type Init = unsafe extern "C" fn() -> nvmlReturn_t;
+type Count = unsafe extern "C" fn(*mut c_uint) -> nvmlReturn_t;
+type ByIndex = unsafe extern "C" fn(c_uint, *mut nvmlDevice_t) -> nvmlReturn_t;
+type Text = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
+type Memory1 = unsafe extern "C" fn(nvmlDevice_t, *mut nvmlMemory_t) -> nvmlReturn_t;
+type Memory2 = unsafe extern "C" fn(nvmlDevice_t, *mut nvmlMemory_v2_t) -> nvmlReturn_t;
+type Processes<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
+
+/// An initialised NVML.
+#[derive(Debug)]
+pub(crate) struct Nvml {
+    shutdown: Option<Init>,
+    count: Count,
+    by_index: ByIndex,
+    uuid: Text,
+    name: Text,
+    memory1: Option<Memory1>,
+    memory2: Option<Memory2>,
+    // In the order of preference: version 3, version 2 (one layout), version 1.
+    processes: [Option<Processes<nvmlProcessInfo_v2_t>>; 2],
+    processes1: Option<Processes<nvmlProcessInfo_v1_t>>,
+    /// What holds the functions above in memory; dropped last.
+    _library: libloading::Library,
+}
+
+fn check(call: &'static str, result: nvmlReturn_t) -> Result<(), NvmlError> {
+    result.ok().map_err(|e| NvmlError::Call {
+        call,
+        code: e.0,
+        text: e.c_text().to_string_lossy().into_owned(),
+    })
+}
+
+impl Nvml {
+    pub(crate) fn load(path: &Path) -> Result<Self, NvmlError> {
+        // SAFETY: loading runs the library's constructors. The path comes from the daemon's own settings, and NVML's
+        // (like the simulated one's) do nothing that breaks this process.
+        let library = unsafe { libloading::Library::new(path) }.map_err(|e| NvmlError::Load {
+            path: path.into(),
+            why: e.to_string(),
+        })?;
+        /// A function of the library, as a pointer that is valid while the library stays loaded.
+        fn find<T: Copy>(library: &libloading::Library, name: &str) -> Option<T> {
+            // SAFETY: each caller names the type that NVML documents for this function; the struct below keeps the
+            // library loaded for as long as the pointer can be called.
+            unsafe { library.get::<T>(name.as_bytes()) }
+                .ok()
+                .map(|symbol| *symbol)
+        }
+        let need = |name: &'static str| move |found: Option<_>| found.ok_or(NvmlError::Missing(name));
+        let init: Init = find(&library, "nvmlInit_v2").ok_or(NvmlError::Missing("nvmlInit_v2"))?;
+        let nvml = Self {
+            shutdown: find(&library, "nvmlShutdown"),
+            count: need("nvmlDeviceGetCount_v2")(find(&library, "nvmlDeviceGetCount_v2"))?,
+            by_index: find(&library, "nvmlDeviceGetHandleByIndex_v2")
+                .ok_or(NvmlError::Missing("nvmlDeviceGetHandleByIndex_v2"))?,
+            uuid: find(&library, "nvmlDeviceGetUUID").ok_or(NvmlError::Missing("nvmlDeviceGetUUID"))?,
+            name: find(&library, "nvmlDeviceGetName").ok_or(NvmlError::Missing("nvmlDeviceGetName"))?,
+            memory1: find(&library, "nvmlDeviceGetMemoryInfo"),
+            memory2: find(&library, "nvmlDeviceGetMemoryInfo_v2"),
+            processes: [
+                find(&library, "nvmlDeviceGetComputeRunningProcesses_v3"),
+                find(&library, "nvmlDeviceGetComputeRunningProcesses_v2"),
+            ],
+            processes1: find(&library, "nvmlDeviceGetComputeRunningProcesses"),
+            _library: library,
+        };
+        // SAFETY: `nvmlInit_v2` takes nothing and may be called at any time.
+        check("nvmlInit_v2", unsafe { init() })?;
+        Ok(nvml)
+    }
+
+    /// All cards that can be read. A card that fails (lost, resetting) is left out of this sample.
+    pub(crate) fn sample(&self) -> Result<Vec<Card>, NvmlError> {
+        let mut count = 0;
+        // SAFETY: NVML is initialised; the pointer is to a writable integer.
+        check("nvmlDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
+        Ok((0..count.min(256))
+            .filter_map(|index| self.card(index).ok())
+            .collect())
+    }
+
+    fn card(&self, index: u32) -> Result<Card, NvmlError> {
+        let mut device = nvmlDevice_t(0);
+        // SAFETY: NVML is initialised; the pointer is to a writable handle.
+        check("nvmlDeviceGetHandleByIndex", unsafe {
+            (self.by_index)(index, &raw mut device)
+        })?;
+        let uuid = text::<NVML_DEVICE_UUID_V2_BUFFER_SIZE>("nvmlDeviceGetUUID", self.uuid, device)?;
+        let uuid = uuid
+            .parse()
+            .map_err(|_| NvmlError::Missing("a UUID that can be read"))?;
+        let name = text::<NVML_DEVICE_NAME_V2_BUFFER_SIZE>("nvmlDeviceGetName", self.name, device)
+            .unwrap_or_else(|_| "GPU".into());
+        let (total, free, reserved) = self.memory(device)?;
+        Ok(Card {
+            uuid,
+            index,
+            name,
+            total,
+            free,
+            reserved,
+            processes: self.processes(device),
+        })
+    }
+
+    fn memory(&self, device: nvmlDevice_t) -> Result<(Bytes, Bytes, Bytes), NvmlError> {
+        if let Some(call) = self.memory2 {
+            let mut memory = nvmlMemory_v2_t {
+                version: nvmlMemory_v2,
+                ..<nvmlMemory_v2_t as ebb_abi::Zero>::ZERO
+            };
+            // SAFETY: a handle from this library, and a writable structure of the version that it names.
+            if unsafe { call(device, &raw mut memory) }.is_success() {
+                return Ok((Bytes(memory.total), Bytes(memory.free), Bytes(memory.reserved)));
+            }
+        }
+        let call = self
+            .memory1
+            .ok_or(NvmlError::Missing("nvmlDeviceGetMemoryInfo"))?;
+        let mut memory = <nvmlMemory_t as ebb_abi::Zero>::ZERO;
+        // SAFETY: a handle from this library, and a writable structure of the only version.
+        check("nvmlDeviceGetMemoryInfo", unsafe {
+            call(device, &raw mut memory)
+        })?;
+        Ok((Bytes(memory.total), Bytes(memory.free), Bytes::ZERO))
+    }
+
+    fn processes(&self, device: nvmlDevice_t) -> Option<Vec<(u32, Bytes)>> {
+        for call in self.processes.into_iter().flatten() {
+            if let Some(list) = list(call, device) {
+                return known(list.iter().map(|p| (p.pid, p.usedGpuMemory)));
+            }
+        }
+        let list = list(self.processes1?, device)?;
+        known(list.iter().map(|p| (p.pid, p.usedGpuMemory)))
+    }
+}
+
+/// The list, unless the figure of a process is not available.
+fn known(list: impl Iterator<Item = (u32, u64)>) -> Option<Vec<(u32, Bytes)>> {
+    list.map(|(pid, used)| (used != NVML_VALUE_NOT_AVAILABLE).then_some((pid, Bytes(used))))
+        .collect()
+}
+
+fn list<T: ebb_abi::Zero + Copy>(call: Processes<T>, device: nvmlDevice_t) -> Option<Vec<T>> {
+    let mut room = 64;
+    // The list may grow between two calls.
+    for _ in 0..8 {
+        let mut list = vec![T::ZERO; room];
+        let mut count = c_uint::try_from(room).ok()?;
+        // SAFETY: a handle from this library; `count` says how many writable structures `list` has.
+        let result = unsafe { call(device, &raw mut count, list.as_mut_ptr()) };
+        if result.is_success() {
+            list.truncate(count as usize);
+            return Some(list);
+        }
+        if result != NVML_ERROR_INSUFFICIENT_SIZE {
+            return None;
+        }
+        room = (count as usize).max(room).checked_mul(2)?.min(1 << 16);
+    }
+    None
+}
+
+fn text<const N: usize>(
+    call: &'static str,
+    function: Text,
+    device: nvmlDevice_t,
+) -> Result<String, NvmlError> {
+    let mut buffer = [0_u8; N];
+    let length = c_uint::try_from(N - 1).unwrap_or(0);
+    // SAFETY: a handle from this library; the buffer has room for `length` characters and one more zero.
+    check(call, unsafe {
+        function(device, buffer.as_mut_ptr().cast(), length)
+    })?;
+    Ok(CStr::from_bytes_until_nul(&buffer)
+        .map(|t| t.to_string_lossy().into_owned())
+        .unwrap_or_default())
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        if let Some(shutdown) = self.shutdown {
+            // SAFETY: initialised in `load`, shut down only here.
+            let _ = unsafe { shutdown() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_or_foreign_library_is_an_error_and_no_more() {
+        assert!(matches!(
+            Nvml::load(Path::new("/nonexistent.so")).unwrap_err(),
+            NvmlError::Load { .. }
+        ));
+        // A library without a single one of the functions.
+        assert!(matches!(
+            Nvml::load(Path::new("libc.so.6")).unwrap_err(),
+            NvmlError::Missing(_)
+        ));
+    }
+
+    #[test]
+    fn a_figure_that_is_not_available_makes_the_list_unknown() {
+        assert_eq!(
+            known([(1, 5), (2, 6)].into_iter()),
+            Some(vec![(1, Bytes(5)), (2, Bytes(6))])
+        );
+        assert_eq!(known([(1, 5), (2, NVML_VALUE_NOT_AVAILABLE)].into_iter()), None);
+    }
+}

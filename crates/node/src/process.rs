@@ -1,0 +1,107 @@
+//! What `/proc` says about a process: its birth, its name, its control group.
+
+use std::path::PathBuf;
+
+/// When a process was born, in clock ticks after boot. With the pid this is one process and no other, until the next boot.
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    parse_start_time(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Field 22; the name in field 2 may hold blanks and brackets.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Whether that very process still lives (a zombie does not: its memory is gone).
+pub(crate) fn lives(pid: u32, start: u64) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return false;
+    };
+    let state = stat
+        .rsplit_once(')')
+        .and_then(|(_, rest)| rest.split_whitespace().next());
+    parse_start_time(&stat) == Some(start) && !matches!(state, Some("Z" | "X") | None)
+}
+
+/// The control group, for display.
+pub(crate) fn cgroup(pid: u32) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    text.lines()
+        .find_map(|line| {
+            line.strip_prefix("0::")
+                .or_else(|| line.split_once(":memory:").map(|(_, path)| path))
+        })
+        .unwrap_or_default()
+        .to_string()
+}
+
+/// The program's name as the kernel has it.
+pub(crate) fn name(pid: u32) -> String {
+    std::fs::read_link(format!("/proc/{pid}/exe"))
+        .ok()
+        .and_then(|path: PathBuf| path.file_name().map(|n| n.to_string_lossy().into_owned()))
+        .or_else(|| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm"))
+                .ok()
+                .map(|n| n.trim().to_string())
+        })
+        .unwrap_or_default()
+}
+
+/// This boot, so that pids of another are not mistaken for ours.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .unwrap_or_default()
+        .trim()
+        .to_string()
+}
+
+/// 32 bytes that nobody can guess.
+pub(crate) fn random_token() -> std::io::Result<[u8; 32]> {
+    let mut token = [0; 32];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut token)?;
+    Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_does_not_shift_the_fields() {
+        let mut stat = String::from("42 (a) b) (c) S 1");
+        for i in 5..=21 {
+            stat.push_str(&format!(" {i}"));
+        }
+        stat.push_str(" 777 0 0");
+        assert_eq!(parse_start_time(&stat), Some(777));
+    }
+
+    #[test]
+    fn this_process_lives_and_was_not_born_at_another_time() {
+        let pid = std::process::id();
+        let start = start_time(pid).unwrap();
+        assert!(lives(pid, start));
+        assert!(!lives(pid, start + 1));
+        assert!(!name(pid).is_empty());
+    }
+
+    #[test]
+    fn a_zombie_does_not_live() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let start = start_time(child.id()).unwrap();
+        // A pidfd is readable once the process is a zombie: wait for that without reaping it.
+        let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
+        let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let mut poll = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut poll, None).unwrap();
+        assert!(!lives(child.id(), start));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn tokens_differ() {
+        assert_ne!(random_token().unwrap(), random_token().unwrap());
+    }
+}

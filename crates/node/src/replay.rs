@@ -1,0 +1,87 @@
+//! [`replay`]: feeds the events of a log to a fresh arbiter and compares what it does with what was done.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use ebb_policy::{Action, Arbiter, PolicyConfig};
+
+use crate::eventlog::Record;
+
+/// What a replay found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Daemons that wrote the log.
+    pub runs: u64,
+    /// Events that were fed and gave the recorded actions.
+    pub steps: u64,
+    /// Events that could not be fed: the state before them is not in the log (records were lost, or an older file is gone).
+    pub skipped: u64,
+    /// The first event that gave other actions.
+    pub divergence: Option<Divergence>,
+}
+
+/// An event that gave other actions than recorded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Divergence {
+    /// Line of the log, from 1.
+    pub line: u64,
+    /// What was done then.
+    pub recorded: Vec<Action>,
+    /// What would be done now.
+    pub replayed: Vec<Action>,
+}
+
+/// A log that cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// It cannot be read.
+    #[error("the event log cannot be read")]
+    Io(#[from] std::io::Error),
+    /// A line is no record.
+    #[error("line {line} is no record of an event log: {source}")]
+    Format {
+        /// Which, from 1.
+        line: u64,
+        /// Why.
+        source: serde_json::Error,
+    },
+}
+
+/// Replays a log file.
+///
+/// # Errors
+/// [`ReplayError`] if it cannot be read. Other actions than recorded are no error but the report's `divergence`.
+pub fn replay(path: &Path) -> Result<Report, ReplayError> {
+    let mut report = Report::default();
+    let mut arbiter: Option<Arbiter> = None;
+    for (number, line) in BufReader::new(std::fs::File::open(path)?).lines().enumerate() {
+        let number = number as u64 + 1;
+        let record =
+            serde_json::from_str(&line?).map_err(|source| ReplayError::Format { line: number, source })?;
+        match record {
+            Record::Start { policy, .. } => {
+                report.runs += 1;
+                arbiter = Some(Arbiter::new(PolicyConfig::from(&policy)));
+            }
+            Record::Step { t, event, actions } => {
+                let Some(arbiter) = &mut arbiter else {
+                    report.skipped += 1;
+                    continue;
+                };
+                let replayed = arbiter.handle(t, &event);
+                if replayed != actions {
+                    report.divergence = Some(Divergence {
+                        line: number,
+                        recorded: actions,
+                        replayed,
+                    });
+                    return Ok(report);
+                }
+                report.steps += 1;
+            }
+            // What comes behind a gap cannot be told from here.
+            Record::Gap { .. } | Record::Continued => arbiter = None,
+        }
+    }
+    Ok(report)
+}

@@ -1,0 +1,152 @@
+//! The unsafe corner: the few system calls that `rustix` does not wrap, or that hand out raw memory.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Who is at the other end of a socket, as the kernel saw it when the peer connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Process id in the daemon's own pid namespace; 0 if the peer is not visible from here.
+    pub pid: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// `SO_PEERCRED`. Read here rather than through `rustix`, whose type cannot hold the pid 0 of an invisible peer.
+pub(crate) fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    let mut cred = MaybeUninit::<libc::ucred>::zeroed();
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `getsockopt` writes at most `length` bytes to a valid, writable `ucred`, and the descriptor is open
+    // for as long as `socket` is borrowed.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            cred.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all bytes are initialised (to zero, then by the kernel), and every bit pattern is a `ucred`.
+    let cred = unsafe { cred.assume_init() };
+    Ok(Peer {
+        pid: cred.pid.cast_unsigned(),
+        uid: cred.uid,
+        gid: cred.gid,
+    })
+}
+
+/// A pidfd of the peer itself, free of the race with a reused pid. `None` on kernels before 6.5.
+pub(crate) fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut fd: libc::c_int = -1;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `getsockopt` writes one `int` to a valid, writable `int`; the descriptor is open while borrowed.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut length,
+        )
+    };
+    // SAFETY: on success the kernel has installed a new descriptor that nobody else owns.
+    (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Blocks these signals in the calling thread and those that it starts from now on, and returns a descriptor that
+/// reads them.
+pub(crate) fn signals(numbers: &[libc::c_int]) -> io::Result<OwnedFd> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigemptyset` initialises the set that the following calls change and read; the pointers are valid for
+    // each call. `pthread_sigmask` touches only the calling thread's mask.
+    let fd = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for number in numbers {
+            libc::sigaddset(set.as_mut_ptr(), *number);
+        }
+        if libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) != 0 {
+            return Err(io::Error::other("the signal mask cannot be set"));
+        }
+        libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The signal that a descriptor from [`signals`] has to tell, if any.
+pub(crate) fn next_signal(fd: impl AsFd) -> Option<i32> {
+    let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+    match rustix::io::read(fd, &mut info) {
+        // The number is the first field.
+        Ok(n) if n == info.len() => Some(i32::from_ne_bytes([info[0], info[1], info[2], info[3]])),
+        _ => None,
+    }
+}
+
+/// Faults in all pages of a memory file, in huge pages where the system allows, so that nobody waits for them later.
+///
+/// Nothing is dereferenced here: the kernel populates the mapping, and reports a shortage as an error instead of a
+/// signal.
+pub(crate) fn populate(memory: impl AsFd, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: a new shared mapping at an address of the kernel's choice overlaps nothing of ours.
+    let address = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &memory,
+            0,
+        )?
+    };
+    // SAFETY: the range is exactly the mapping made above; both pieces of advice change how it is backed and never
+    // what is in it.
+    let result = unsafe {
+        // Refused where huge pages for shared memory are off: then small ones do.
+        let _ = rustix::mm::madvise(address, bytes, Advice::LinuxHugepage);
+        rustix::io::retry_on_intr(|| rustix::mm::madvise(address, bytes, Advice::LinuxPopulateWrite))
+    };
+    // SAFETY: the range is exactly the mapping made above, and no reference into it exists.
+    let _ = unsafe { rustix::mm::munmap(address, bytes) };
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peer_of_a_socket_pair_is_this_process() {
+        let (a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = peer(&a).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert_eq!(peer.uid, rustix::process::getuid().as_raw());
+        assert_eq!(peer.gid, rustix::process::getgid().as_raw());
+    }
+
+    #[test]
+    fn populated_memory_is_there_and_zero() {
+        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 4 << 20).unwrap();
+        match populate(&memory, 4 << 20) {
+            Ok(()) => assert_eq!(rustix::fs::fstat(&memory).unwrap().st_blocks * 512, 4 << 20),
+            // Kernels before 5.14.
+            Err(e) => assert_eq!(e, Errno::INVAL),
+        }
+        let mut byte = [1];
+        assert_eq!(rustix::io::pread(&memory, &mut byte, (4 << 20) - 1), Ok(1));
+        assert_eq!(byte, [0]);
+    }
+}

@@ -116,6 +116,39 @@ pub(crate) fn inspect(path: &Path) -> Result<Elf, ElfError> {
     })
 }
 
+/// The bytes of a section of a library that [`check_library`] accepts; `None` if it has no section of that name.
+pub(crate) fn section(path: &Path, name: &str) -> Option<Vec<u8>> {
+    /// No section that is read here comes near this.
+    const MOST: u64 = 16 << 20;
+    let file = File::open(path).ok()?;
+    let present = file.metadata().ok()?.len();
+    let mut header = [0; HEADER];
+    file.read_exact_at(&mut header, 0).ok()?;
+    let sections = table(
+        &file,
+        u64_at(&header, 40),
+        u16_at(&header, 60),
+        SECTION_HEADER,
+        present,
+    )
+    .ok()?;
+    let content = |section: &[u8]| {
+        let (at, size) = (u64_at(section, 24), u64_at(section, 32));
+        let mut bytes = vec![0; usize::try_from(size.min(MOST)).ok()?];
+        file.read_exact_at(&mut bytes, at).ok()?;
+        Some(bytes)
+    };
+    let names = usize::from(u16_at(&header, 62));
+    let names = content(sections.chunks_exact(SECTION_HEADER).nth(names)?)?;
+    let wanted = sections.chunks_exact(SECTION_HEADER).find(|section| {
+        let at = usize::try_from(u32_at(section, 0)).unwrap_or(usize::MAX);
+        names
+            .get(at..)
+            .is_some_and(|rest| rest.split(|byte| *byte == 0).next() == Some(name.as_bytes()))
+    })?;
+    content(wanted)
+}
+
 /// Checks that the loader would take `path` as a preloaded library.
 pub(crate) fn check_library(path: &Path) -> Result<(), ElfError> {
     if inspect(path)?.shared {
@@ -231,11 +264,28 @@ mod tests {
 
     #[test]
     fn no_bytes_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("any.so");
+        let library = std::fs::read(some_library()).unwrap();
         for at in 0..HEADER {
             for value in [0u8, 1, 0x7f, 0xff] {
-                let _ = changed("any.so", |b| b[at] = value);
+                let mut bytes = library.clone();
+                bytes[at] = value;
+                std::fs::write(&path, bytes).unwrap();
+                let _ = check_library(&path);
+                let _ = section(&path, ".text");
             }
         }
+    }
+
+    #[test]
+    fn a_section_is_found_by_its_name() {
+        let text = section(&some_library(), ".interp")
+            .or_else(|| section(&some_library(), ".dynstr"))
+            .unwrap();
+        assert!(!text.is_empty());
+        assert_eq!(section(&some_library(), ".no.such"), None);
+        assert_eq!(section(Path::new("/dev/null"), ".text"), None);
     }
 
     #[test]

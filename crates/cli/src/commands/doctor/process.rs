@@ -10,29 +10,30 @@ use serde_json::{Map, Value};
 
 use crate::args::{DoctorArgs, Global};
 use crate::client::{Client, unexpected};
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::table::{Align, BOLD, DIM, RESET, Table, harmless, time};
+use crate::{elf, library};
 
-/// Fields of the report that are long and only shown when asked for.
-const CLASSES: &str = "classes";
+/// The section of the library with its table of classes, one function a line: name, class, treatment.
+const CLASSES: &str = ".ebb.classes";
 
 /// Asks about one process and shows the answer.
 pub(super) fn examine(global: &Global, pid: u32, args: &DoctorArgs) -> Result<()> {
     let answer = Client::open(global)?.ask(&Request::Doctor { pid })?;
-    let Payload::Doctor { process, mut report } = answer else {
+    let Payload::Doctor { process, report } = answer else {
         return Err(unexpected(&answer));
     };
-    if !args.classes
-        && let Some(Value::Object(fields)) = &mut report
-    {
-        fields.remove(CLASSES);
-    }
+    let classes = if args.classes { Some(classes()?) } else { None };
     let mut out = anstream::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(
-            &mut out,
-            &serde_json::json!({ "process": process, "report": report }),
-        )?;
+        let mut answer = serde_json::json!({ "process": process, "report": report });
+        if let Some(classes) = &classes {
+            let rows = classes
+                .iter()
+                .map(|[name, class, how]| serde_json::json!({ "name": name, "class": class, "how": how }));
+            answer["classes"] = rows.collect();
+        }
+        serde_json::to_writer_pretty(&mut out, &answer)?;
         writeln!(out)?;
     } else {
         write_process(&mut out, &process)?;
@@ -49,8 +50,48 @@ pub(super) fn examine(global: &Global, pid: u32, args: &DoctorArgs) -> Result<()
             )?,
         }
     }
+    if let Some(classes) = classes.filter(|_| !args.json) {
+        writeln!(out, "\n{BOLD}driver calls{RESET}")?;
+        let mut table = Table::new(&[
+            ("CALL", Align::Left),
+            ("CLASS", Align::Left),
+            ("TREATMENT", Align::Left),
+        ]);
+        for row in classes {
+            table.row(row.into());
+        }
+        table.write(&mut out, 0)?;
+    }
     out.flush()?;
     Ok(())
+}
+
+/// What the library does at each call of the driver, from the library's file.
+fn classes() -> Result<Vec<[String; 3]>> {
+    let path = library::locate()?;
+    let bytes = elf::section(&path, CLASSES).ok_or_else(|| {
+        CliError::failed(format!("{} has no table of classes", path.display()))
+            .with_fix("install the version of this command")
+    })?;
+    Ok(read_classes(&String::from_utf8_lossy(&bytes)))
+}
+
+fn read_classes(text: &str) -> Vec<[String; 3]> {
+    let row = |line: &str| {
+        let mut words = line.split_whitespace();
+        let how = |how: &str| match how {
+            "gate" => "waits until the memory is on the card".to_owned(),
+            "own" => "handled by ebb".to_owned(),
+            "pass" => "the driver's, untouched".to_owned(),
+            other => other.to_owned(),
+        };
+        Some([
+            words.next()?.to_owned(),
+            words.next()?.to_owned(),
+            how(words.next()?),
+        ])
+    };
+    text.lines().filter_map(row).collect()
 }
 
 fn write_process(out: &mut impl Write, process: &ProcessRow) -> std::io::Result<()> {
@@ -355,6 +396,16 @@ mod tests {
             ["card 0: 7 GiB of 7 GiB releasable, 64 MiB pinned: stream-ordered pool"]
         );
         assert!(releasable(&Value::Null).is_empty());
+    }
+
+    #[test]
+    fn the_table_of_classes_reads_line_by_line() {
+        let rows = read_classes("cuMemAlloc_v2 allocate own\ncuLaunchKernel touch gate\nbroken\n");
+        assert_eq!(rows.len(), 2);
+        assert_eq!(
+            rows[1],
+            ["cuLaunchKernel", "touch", "waits until the memory is on the card"]
+        );
     }
 
     #[test]

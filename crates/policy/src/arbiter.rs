@@ -188,7 +188,7 @@ impl Arbiter {
         let over: Vec<TaskId> = self
             .tasks
             .iter()
-            .filter(|(id, t)| self.held(**id, device) > t.limit())
+            .filter(|(id, t)| t.spec.limit.is_some_and(|limit| self.held(**id, device) > limit))
             .map(|(id, _)| *id)
             .collect();
         for task in over {
@@ -350,6 +350,7 @@ impl Arbiter {
                 last_touch: now,
                 last_grant: now,
                 turn_start: now,
+                turn_cost: 0,
                 restoring_until: now,
                 leave_alone_until: now,
                 pause: core::time::Duration::ZERO,

@@ -54,15 +54,16 @@ impl Arbiter {
                     Some(_) => {}
                 }
             }
+            let sums = self.sums(*id);
             for (task, t) in &self.tasks {
-                let held = self.held(*task, *id);
+                let held = sums.get(task).map_or(Bytes::ZERO, |s| s.held);
                 if held > t.limit() && !t.excused.contains(id) {
                     return Err(format!(
                         "{task} holds {held} on {id}, over its limit of {}",
                         t.limit()
                     ));
                 }
-                if t.guaranteed(*id) > t.spec.request.max(Bytes::ZERO) {
+                if t.guaranteed(*id) > t.spec.request {
                     return Err(format!("{task} is guaranteed more than it requested on {id}"));
                 }
             }

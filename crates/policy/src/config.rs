@@ -23,6 +23,8 @@ pub struct PolicyConfig {
     pub order_timeout: Duration,
     /// After waiting this long, a client that is next goes before everyone who would start to run behind it.
     pub patience: Duration,
+    /// Who waited this long goes first, however little others had.
+    pub starve_after: Duration,
     /// Bytes a second from the card to the host until some were measured.
     pub out_rate: u64,
     /// Bytes a second from the host to the card until some were measured.
@@ -41,6 +43,7 @@ impl Default for PolicyConfig {
             retry_max: Duration::from_secs(30),
             order_timeout: Duration::from_secs(30),
             patience: Duration::from_secs(5),
+            starve_after: Duration::from_secs(300),
             out_rate: 20_000_000_000,
             in_rate: 20_000_000_000,
         }

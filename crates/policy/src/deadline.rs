@@ -40,7 +40,7 @@ impl Arbiter {
 
     /// When someone who waits could be served because someone else became idle or had their turn.
     fn contention_deadlines(&self, device: DeviceId, at: &mut impl FnMut(Time)) {
-        let order = self.candidates(device);
+        let order = self.candidates(device, &self.sums(device));
         let over = self.used(device) > self.devices[&device].capacity;
         if order.is_empty() && !over {
             return;
@@ -54,6 +54,7 @@ impl Arbiter {
         }
         for candidate in &order {
             at(candidate.since.after(self.config.patience));
+            at(candidate.since.after(self.config.starve_after));
         }
     }
 

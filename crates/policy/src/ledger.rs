@@ -1,11 +1,51 @@
 //! Sums over the ledger. Always counted anew: there are a few dozen clients, and a sum that is not stored cannot drift.
 
+use std::collections::BTreeMap;
+
 use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
 
 use crate::Arbiter;
 use crate::state::{Client, Task};
 
+/// A task on a device, counted once for a whole decision.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sum {
+    /// Lease and overhead.
+    pub(crate) held: Bytes,
+    /// That, and what is away.
+    pub(crate) footprint: Bytes,
+    /// Overhead and pinned lease.
+    pub(crate) stuck: Bytes,
+    /// Open orders.
+    pub(crate) ordered: Bytes,
+    /// It uses the device or waits to.
+    pub(crate) wanting: bool,
+    /// What nothing may take from it at present.
+    pub(crate) protected: Bytes,
+}
+
+/// Every task that has clients on a device.
+pub(crate) type Sums = BTreeMap<TaskId, Sum>;
+
 impl Arbiter {
+    /// Counts all tasks on a device.
+    pub(crate) fn sums(&self, device: DeviceId) -> Sums {
+        let mut sums = Sums::new();
+        for (_, c) in self.on(device) {
+            let s = sums.entry(c.task).or_default();
+            s.held = s.held.saturating_add(c.held());
+            s.footprint = s.footprint.saturating_add(c.held()).saturating_add(c.away());
+            s.stuck = s.stuck.saturating_add(c.stuck());
+            let ordered = c.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
+            s.ordered = s.ordered.saturating_add(ordered);
+            s.wanting |= !c.asks.is_empty() || self.active(c);
+        }
+        for (task, s) in &mut sums {
+            s.protected = self.protected_if(*task, device, s.wanting);
+        }
+        sums
+    }
+
     /// The clients on a device.
     pub(crate) fn on(&self, device: DeviceId) -> impl Iterator<Item = (ClientId, &Client)> {
         self.clients

@@ -4,7 +4,8 @@
 //! higher priority. The waiting task with the lowest virtual time is next; a running one gives way when its turn was
 //! long enough for the copying that the switch costs *and* its virtual time has caught up with that of the one waiting.
 //! A task that comes back from idling enters at the floor, the lowest virtual time among those that contend, so that
-//! idling earns no credit.
+//! idling earns no credit. That alone would let an endless stream of newcomers pass someone who had more than they; so
+//! whoever waited for `starve_after` goes first.
 
 use core::cmp::Reverse;
 
@@ -12,6 +13,7 @@ use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
 
 use crate::Arbiter;
 use crate::event::AskKind;
+use crate::ledger::Sums;
 use crate::state::Client;
 use crate::time::{Time, nanos};
 
@@ -29,6 +31,8 @@ pub(crate) struct Candidate {
     /// The evicted part of both: bytes that will be copied in.
     pub(crate) copy_in: Bytes,
     pub(crate) since: Time,
+    /// It waited so long that it goes first, whatever time others had.
+    pub(crate) starving: bool,
 }
 
 impl Arbiter {
@@ -56,8 +60,12 @@ impl Arbiter {
 
     /// Bytes of a task that nothing may take from it at present.
     pub(crate) fn protected(&self, task: TaskId, device: DeviceId) -> Bytes {
+        self.protected_if(task, device, self.wanting(task, device))
+    }
+
+    pub(crate) fn protected_if(&self, task: TaskId, device: DeviceId, wanting: bool) -> Bytes {
         let t = &self.tasks[&task];
-        if t.paused || (t.spec.idle_release.is_some() && !self.wanting(task, device)) {
+        if t.paused || (t.spec.idle_release.is_some() && !wanting) {
             Bytes::ZERO
         } else {
             t.guaranteed(device)
@@ -103,10 +111,10 @@ impl Arbiter {
             return;
         }
         let lowest = self
-            .tasks
-            .keys()
-            .filter(|other| **other != task && self.wanting(**other, device))
-            .map(|other| self.tasks[other].virtual_time(device))
+            .sums(device)
+            .iter()
+            .filter(|(other, s)| **other != task && s.wanting)
+            .map(|(other, _)| self.tasks[other].virtual_time(device))
             .min();
         let Some(d) = self.devices.get_mut(&device) else {
             return;
@@ -122,24 +130,33 @@ impl Arbiter {
     /// The clients that wait for lease on a device, the next one first.
     ///
     /// Tasks within their request come first, by priority and time. The others go by virtual time.
-    pub(crate) fn candidates(&self, device: DeviceId) -> Vec<Candidate> {
+    pub(crate) fn candidates(&self, device: DeviceId, sums: &Sums) -> Vec<Candidate> {
         let mut all: Vec<_> = self
             .on(device)
             .filter(|(_, c)| !c.asks.is_empty() && !self.task_of(c).paused)
-            .map(|(id, c)| self.candidate(id, c))
+            .map(|(id, c)| self.candidate(id, c, sums))
             .collect();
         all.sort_by_key(|c| {
             let t = &self.tasks[&c.task];
             let v = if c.guaranteed { 0 } else { t.virtual_time(device) };
-            (!c.guaranteed, v, Reverse(t.spec.priority), c.since, c.client)
+            let v = if c.starving { 0 } else { v };
+            (
+                !c.guaranteed,
+                !c.starving,
+                v,
+                Reverse(t.spec.priority),
+                c.since,
+                c.client,
+            )
         });
         all
     }
 
-    fn candidate(&self, id: ClientId, c: &Client) -> Candidate {
+    fn candidate(&self, id: ClientId, c: &Client, sums: &Sums) -> Candidate {
         let back = c.asked(AskKind::Restore);
         let new = c.asked(AskKind::Alloc);
-        let after = self.footprint(c.task, c.device).saturating_add(new);
+        let since = c.asks.iter().map(|a| a.since).min().unwrap_or(self.now);
+        let after = sums[&c.task].footprint.saturating_add(new);
         Candidate {
             client: id,
             task: c.task,
@@ -147,7 +164,8 @@ impl Arbiter {
             need: back.saturating_add(new),
             later: c.away().saturating_sub(back),
             copy_in: c.away(),
-            since: c.asks.iter().map(|a| a.since).min().unwrap_or(self.now),
+            since,
+            starving: since.after(self.config.starve_after) <= self.now,
         }
     }
 
@@ -161,6 +179,7 @@ impl Arbiter {
             .min(holder.movable());
         let copy = d.out.time(moved).saturating_add(d.back.time(next.copy_in));
         let turn = copy
+            .max(holder.turn_cost)
             .saturating_mul(u64::from(self.config.turn_per_copy))
             .max(nanos(self.config.min_turn));
         let full = Time(holder.turn_start.0.saturating_add(turn));
@@ -179,6 +198,9 @@ impl Arbiter {
 
     /// When a running task's virtual time will have caught up with that of a waiting one, if it goes on running.
     pub(crate) fn caught_up(&self, holder: &Client, next: &Candidate) -> Time {
+        if next.starving {
+            return self.now;
+        }
         let t = self.task_of(holder);
         let behind = self.tasks[&next.task]
             .virtual_time(holder.device)

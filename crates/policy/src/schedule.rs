@@ -19,6 +19,7 @@ use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
 use crate::Arbiter;
 use crate::action::{Action, DenyReason, Depth, Note, ReclaimReason};
 use crate::event::{AskId, AskKind, Outcome};
+use crate::ledger::Sums;
 use crate::rank::Candidate;
 use crate::state::Order;
 use crate::time::{Time, nanos};
@@ -78,7 +79,7 @@ impl Arbiter {
     /// Why an allocation cannot be, if it cannot.
     pub(crate) fn over_limit(&self, id: ClientId, bytes: Bytes) -> Option<DenyReason> {
         let client = &self.clients[&id];
-        let limit = self.task_of(client).limit();
+        let limit = self.task_of(client).spec.limit?;
         let charged = self.footprint(client.task, client.device);
         let least = charged.saturating_sub(self.unused_beside(id));
         (least.saturating_add(bytes) > limit).then_some(DenyReason::OverLimit {
@@ -93,9 +94,9 @@ impl Arbiter {
         let client = &self.clients[&id];
         let guaranteed: Bytes = self
             .tasks
-            .keys()
-            .filter(|t| **t != client.task)
-            .map(|t| self.protected(*t, client.device))
+            .iter()
+            .filter(|(id, t)| **id != client.task && !t.guaranteed(client.device).is_zero())
+            .map(|(id, _)| self.protected(*id, client.device))
             .sum();
         let usable = self.managed(client.device).saturating_sub(guaranteed);
         let footprint = client.held().saturating_add(client.away()).saturating_add(bytes);
@@ -231,9 +232,11 @@ impl Arbiter {
 
     /// Brings tasks back under their limits: what they do not use always, live memory only where that was forced.
     fn shrink_tasks(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
-        for task in ids {
-            let excess = self.excess_of_task(task, device);
+        for (task, sum) in self.sums(device) {
+            let excess = sum
+                .held
+                .saturating_sub(self.tasks[&task].limit())
+                .saturating_sub(sum.ordered);
             if excess.is_zero() {
                 continue;
             }
@@ -265,18 +268,6 @@ impl Arbiter {
                 self.order(id, bytes, depth, ReclaimReason::LimitLowered, out);
             }
         }
-    }
-
-    /// What a task has above its limit on a device and is not ordered back yet.
-    fn excess_of_task(&self, task: TaskId, device: DeviceId) -> Bytes {
-        let ordered: Bytes = self
-            .of(task, device)
-            .filter_map(|(_, c)| c.order.as_ref())
-            .map(|o| o.pending())
-            .sum();
-        self.held(task, device)
-            .saturating_sub(self.tasks[&task].limit())
-            .saturating_sub(ordered)
     }
 
     fn excess_of_device(&self, device: DeviceId) -> Bytes {
@@ -326,12 +317,17 @@ impl Arbiter {
     }
 
     /// The waiting client that has waited long enough to keep others from starting to run before it.
-    fn barrier(&self, order: &[Candidate]) -> Option<Candidate> {
-        order
-            .iter()
-            .find(|c| !c.guaranteed && self.possible(c))
-            .filter(|c| c.since.after(self.config.patience) <= self.now)
-            .copied()
+    ///
+    /// Only once it is owed the card: as long as someone who runs has had less of it, others may go on behind that.
+    fn barrier(&self, device: DeviceId, order: &[Candidate], sums: &Sums) -> Option<Candidate> {
+        let next = order.iter().find(|c| !c.guaranteed && self.possible(c, sums))?;
+        let waited = next.since.after(self.config.patience) <= self.now;
+        let owed = || {
+            self.on(device)
+                .filter(|(id, c)| *id != next.client && self.active(c) && !c.suspended())
+                .all(|(_, c)| self.caught_up(c, next) <= self.now)
+        };
+        (waited && owed()).then_some(*next)
     }
 
     /// Whether a candidate may be served with regard to one that has waited long.
@@ -340,16 +336,21 @@ impl Arbiter {
             return true;
         };
         let client = &self.clients[&c.client];
+        let runs = self.active(client) && !client.suspended() && !client.lease.is_zero();
         c.guaranteed
             || c.client == b.client
             || self.devices[&client.device].gathering == Some(c.client)
-            || (self.active(client) && !client.suspended() && !self.turn_over(client, b))
+            || (runs && !self.turn_over(client, b))
     }
 
     /// Grants what free room is enough for.
     fn serve(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let order = self.candidates(device);
-        let barrier = self.barrier(&order);
+        let sums = self.sums(device);
+        let order = self.candidates(device, &sums);
+        if order.is_empty() {
+            return;
+        }
+        let barrier = self.barrier(device, &order, &sums);
         for c in &order {
             // Room that comes free belongs to the one who gathers.
             let kept = match self.devices[&device].gathering {
@@ -383,8 +384,15 @@ impl Arbiter {
 
     /// Chooses the client to gather for, gives it what is free, and orders the rest from others.
     fn gather(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let order = self.candidates(device);
-        let barrier = self.barrier(&order);
+        let sums = self.sums(device);
+        let order = self.candidates(device, &sums);
+        if order.is_empty() {
+            if let Some(d) = self.devices.get_mut(&device) {
+                d.gathering = None;
+            }
+            return;
+        }
+        let barrier = self.barrier(device, &order, &sums);
         let before = self.devices[&device].gathering;
         let current = order.iter().find(|c| Some(c.client) == before);
         let first = |guaranteed_only: bool| {
@@ -393,12 +401,12 @@ impl Arbiter {
                 .filter(|c| c.guaranteed || !guaranteed_only)
                 .filter(|c| self.may_pass(c, barrier.as_ref()))
                 .find_map(|c| {
-                    let plan = self.plan(device, c, &order);
+                    let plan = self.plan(device, c, &order, &sums);
                     plan.enough.then_some((*c, plan))
                 })
         };
         let kept = current
-            .map(|c| (*c, self.plan(device, c, &order)))
+            .map(|c| (*c, self.plan(device, c, &order, &sums)))
             .filter(|(_, plan)| plan.enough);
         let chosen = match kept {
             Some((c, plan)) if c.guaranteed => Some((c, plan)),
@@ -423,6 +431,14 @@ impl Arbiter {
         let Some((c, plan)) = chosen else {
             return;
         };
+        if before != after {
+            let d = &self.devices[&device];
+            let short = c.need.saturating_sub(self.free(device));
+            let cost = d.out.time(short).saturating_add(d.back.time(c.copy_in));
+            if let Some(client) = self.clients.get_mut(&c.client) {
+                client.turn_cost = cost;
+            }
+        }
         self.grant_pieces(device, &c, out);
         for (victim, bytes, depth, reason) in plan.orders {
             self.order(victim, bytes, depth, reason, out);
@@ -569,8 +585,13 @@ impl Arbiter {
             d.peak = d.peak.max(used);
             d.excused &= used > d.capacity;
         }
-        let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
-        for task in ids {
+        let excused: Vec<TaskId> = self
+            .tasks
+            .iter()
+            .filter(|(_, t)| t.excused.contains(&device))
+            .map(|(id, _)| *id)
+            .collect();
+        for task in excused {
             if self.held(task, device) <= self.tasks[&task].limit()
                 && let Some(t) = self.tasks.get_mut(&task)
             {

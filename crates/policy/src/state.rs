@@ -160,6 +160,8 @@ pub(crate) struct Client {
     pub(crate) last_touch: Time,
     pub(crate) last_grant: Time,
     pub(crate) turn_start: Time,
+    /// Copying that its turn was bought with, in nanoseconds: its turn is to be worth it.
+    pub(crate) turn_cost: u64,
     /// All is granted and being copied in; not a victim until then, whatever becomes of the news that it is back.
     pub(crate) restoring_until: Time,
     pub(crate) leave_alone_until: Time,
@@ -186,6 +188,11 @@ impl Client {
     /// Lease and overhead.
     pub(crate) fn held(&self) -> Bytes {
         self.lease.saturating_add(self.overhead)
+    }
+
+    /// What stays on the device whatever is ordered.
+    pub(crate) fn stuck(&self) -> Bytes {
+        self.overhead.saturating_add(self.pinned.min(self.lease))
     }
 
     /// Bytes that need lease before the client can run again.

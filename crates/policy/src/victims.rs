@@ -7,6 +7,7 @@ use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
 
 use crate::Arbiter;
 use crate::action::{Depth, ReclaimReason};
+use crate::ledger::Sums;
 use crate::rank::Candidate;
 use crate::state::Client;
 
@@ -50,72 +51,50 @@ impl Victim {
 }
 
 impl Arbiter {
-    /// The most that a client could ever have on its device while those who are guaranteed something want it.
-    pub(crate) fn usable(&self, id: ClientId) -> Bytes {
+    /// The most that a client could have on its device if every turn were over and everyone could be evicted.
+    pub(crate) fn usable(&self, id: ClientId, sums: &Sums) -> Bytes {
         let client = &self.clients[&id];
-        let (task, device) = (client.task, client.device);
-        let stuck = |c: &Client| c.overhead.saturating_add(c.pinned.min(c.lease));
-        let beside: Bytes = self
-            .tasks
-            .keys()
-            .map(|other| {
-                let fixed: Bytes = self
-                    .of(*other, device)
-                    .filter(|(c, _)| *c != id)
-                    .map(|(_, c)| stuck(c))
-                    .sum();
-                if *other == task {
-                    fixed
-                } else {
-                    fixed.max(self.protected(*other, device).min(self.held(*other, device)))
-                }
-            })
+        let siblings = sums[&client.task].stuck.saturating_sub(client.stuck());
+        let others: Bytes = sums
+            .iter()
+            .filter(|(task, _)| **task != client.task)
+            .map(|(_, s)| s.stuck.max(s.protected.min(s.held)))
             .sum();
-        self.managed(device)
-            .saturating_sub(beside)
-            .min(self.limit_leaves(id))
+        let by_limit = self.task_of(client).limit().saturating_sub(siblings);
+        self.managed(client.device)
+            .saturating_sub(siblings)
+            .saturating_sub(others)
+            .min(by_limit)
             .saturating_sub(client.overhead)
     }
 
-    /// What the task's limit leaves to a client beside what cannot be moved of the others.
-    fn limit_leaves(&self, id: ClientId) -> Bytes {
-        let client = &self.clients[&id];
-        let fixed: Bytes = self
-            .of(client.task, client.device)
-            .filter(|(c, _)| *c != id)
-            .map(|(_, c)| c.overhead.saturating_add(c.pinned.min(c.lease)))
-            .sum();
-        self.task_of(client).limit().saturating_sub(fixed)
-    }
-
     /// Whether a candidate could be served if every turn were over and everyone could be evicted.
-    pub(crate) fn possible(&self, r: &Candidate) -> bool {
+    pub(crate) fn possible(&self, r: &Candidate, sums: &Sums) -> bool {
         let all = self.clients[&r.client]
             .lease
             .saturating_add(r.need)
             .saturating_add(r.later);
-        all <= self.usable(r.client)
+        all <= self.usable(r.client, sums)
     }
 
     /// How `r` could get all that it needs.
     ///
     /// `order` is the list of candidates, `r` among them.
-    pub(crate) fn plan(&self, device: DeviceId, r: &Candidate, order: &[Candidate]) -> Plan {
-        let mut victims = self.victims(device, r, order);
+    pub(crate) fn plan(&self, device: DeviceId, r: &Candidate, order: &[Candidate], sums: &Sums) -> Plan {
+        let mut victims = self.victims(device, r, order, sums);
         let need = r.need.saturating_add(r.later);
-        let pending = |among: &dyn Fn(&Client) -> bool| -> Bytes {
-            self.on(device)
-                .filter(|(id, c)| *id != r.client && among(c))
-                .filter_map(|(_, c)| c.order.as_ref())
-                .map(|o| o.pending())
-                .sum()
-        };
+        let own = self.clients[&r.client]
+            .order
+            .as_ref()
+            .map_or(Bytes::ZERO, |o| o.pending());
+        let ordered: Bytes = sums.values().map(|s| s.ordered).sum();
+        let ordered_of_siblings = sums[&r.task].ordered.saturating_sub(own);
         let mut short = need
             .saturating_sub(self.free(device))
-            .saturating_sub(pending(&|_| true));
+            .saturating_sub(ordered.saturating_sub(own));
         let over_limit = need
-            .saturating_sub(self.limit_room(r.task, device))
-            .saturating_sub(pending(&|c| c.task == r.task));
+            .saturating_sub(self.tasks[&r.task].limit().saturating_sub(sums[&r.task].held))
+            .saturating_sub(ordered_of_siblings);
         let mut takes: BTreeMap<ClientId, (Bytes, Depth)> = BTreeMap::new();
 
         // What would pass the task's limit has to come from the task itself. A new allocation adds to the live bytes,
@@ -174,11 +153,11 @@ impl Arbiter {
         amount
     }
 
-    fn victims(&self, device: DeviceId, r: &Candidate, order: &[Candidate]) -> Vec<Victim> {
+    fn victims(&self, device: DeviceId, r: &Candidate, order: &[Candidate], sums: &Sums) -> Vec<Victim> {
         let mut ranked: Vec<_> = self
             .on(device)
             .filter(|(id, c)| *id != r.client && !self.left_alone(c) && !c.movable().is_zero())
-            .filter_map(|(id, c)| self.willing(id, c, r, order).map(|w| (id, c, w)))
+            .filter_map(|(id, c)| self.willing(id, c, r, order, sums).map(|w| (id, c, w)))
             .collect();
         ranked.sort_by_key(|(id, c, w)| {
             let t = self.task_of(c);
@@ -196,14 +175,8 @@ impl Arbiter {
                 if task == r.task {
                     return Bytes::MAX;
                 }
-                let ordered: Bytes = self
-                    .of(task, device)
-                    .filter_map(|(_, c)| c.order.as_ref())
-                    .map(|o| o.pending())
-                    .sum();
-                self.held(task, device)
-                    .saturating_sub(self.protected(task, device))
-                    .saturating_sub(ordered)
+                let s = &sums[&task];
+                s.held.saturating_sub(s.protected).saturating_sub(s.ordered)
             });
             let n = want.min(*left);
             *left = left.saturating_sub(n);
@@ -236,7 +209,14 @@ impl Arbiter {
     }
 
     /// Whether, and how willingly, a client's memory would be taken for `r`.
-    fn willing(&self, id: ClientId, c: &Client, r: &Candidate, order: &[Candidate]) -> Option<Willing> {
+    fn willing(
+        &self,
+        id: ClientId,
+        c: &Client,
+        r: &Candidate,
+        order: &[Candidate],
+        sums: &Sums,
+    ) -> Option<Willing> {
         if self.task_of(c).paused {
             return Some(Willing::Idle);
         }
@@ -262,7 +242,7 @@ impl Arbiter {
             || order
                 .iter()
                 .find(|o| o.client == id)
-                .is_some_and(|o| !self.possible(o));
+                .is_some_and(|o| !self.possible(o, sums));
         before.then_some(Willing::Waiting)
     }
 

@@ -180,6 +180,18 @@ impl crate::Arbiter {
         }
     }
 
+    /// A client's lease; `None` if it is not known.
+    #[must_use]
+    pub fn lease(&self, client: ClientId) -> Option<Bytes> {
+        self.clients.get(&client).map(|c| c.lease)
+    }
+
+    /// What is neither granted nor held on a device; `None` if it is not known.
+    #[must_use]
+    pub fn free_on(&self, device: DeviceId) -> Option<Bytes> {
+        self.devices.contains_key(&device).then(|| self.free(device))
+    }
+
     fn view(&self, id: ClientId, c: &Client) -> ClientView {
         ClientView {
             client: id,
@@ -279,12 +291,13 @@ impl crate::Arbiter {
             Some(g) => return format!("needs {need}; {g} is served first"),
             None => {}
         }
-        let order = self.candidates(c.device);
+        let sums = self.sums(c.device);
+        let order = self.candidates(c.device, &sums);
         let Some(me) = order.iter().find(|o| o.client == id) else {
             return format!("needs {need}");
         };
-        if !self.possible(me) {
-            let usable = self.usable(id);
+        if !self.possible(me, &sums) {
+            let usable = self.usable(id, &sums);
             return format!(
                 "needs {need}, but others that are active leave {usable} beside what they requested"
             );

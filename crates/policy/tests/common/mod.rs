@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
+pub mod world;
+
 use std::time::Duration;
 
 use ebb_policy::*;

@@ -1,13 +1,13 @@
 //! [`CudaDevice`]: [`DeviceMemory`] by the driver's calls.
 
 use core::ffi::c_void;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use ebb_abi::*;
 use ebb_device::{DeviceError, DeviceMemory, Direction, Handle, HostAddr, Marker};
 use ebb_units::{Bytes, DeviceUuid};
 
+use crate::maps::Maps;
 use crate::{DriverTable, Scope, check};
 
 /// What the driver says about a device.
@@ -85,11 +85,10 @@ struct Lanes {
     idle: Vec<CUevent>,
 }
 
-/// Who may use which ranges.
+/// What is mapped, and who may use it.
 #[derive(Debug, Default)]
 struct Access {
-    /// Ranges that have access now: start and size.
-    ranges: BTreeMap<u64, u64>,
+    maps: Maps,
     /// Other devices that the program has enabled access from.
     peers: Vec<CUdevice>,
 }
@@ -176,7 +175,7 @@ impl CudaDevice {
             return Ok(());
         }
         let _scope = self.scope()?;
-        for (&addr, &size) in &access.ranges {
+        for (addr, size) in access.maps.accessible() {
             self.set_access_for(addr, size, &[peer])?;
         }
         access.peers.push(peer);
@@ -354,6 +353,7 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn map(&self, addr: u64, size: u64, handle: Handle) -> Result<(), DeviceError> {
+        let mut access = self.access();
         let _scope = self.scope()?;
         let handle = CUmemGenericAllocationHandle(handle.0);
         // SAFETY: no pointers of the host; the driver checks range and handle.
@@ -361,18 +361,24 @@ impl DeviceMemory for CudaDevice {
             self.table
                 .cuMemMap(CUdeviceptr(addr), Bytes(size).to_usize(), 0, handle, 0)
         };
-        check("cuMemMap", answer)
+        check("cuMemMap", answer)?;
+        access.maps.map(addr, size);
+        Ok(())
     }
 
     fn unmap(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
         let mut access = self.access();
+        // The driver calls it a success to unmap what is not mapped; here that is a fault of ours, to be seen early.
+        if !access.maps.are_whole(addr, size) {
+            return check("cuMemUnmap", CUresult::ERROR_INVALID_VALUE);
+        }
         // Even if no context is left (it was destroyed already): unmapping is what is left to do.
         let _scope = self.scope();
         // SAFETY: no pointers of the host; the driver checks the range. That no work uses it is the caller's contract.
         check("cuMemUnmap", unsafe {
             self.table.cuMemUnmap(CUdeviceptr(addr), Bytes(size).to_usize())
         })?;
-        cut(&mut access.ranges, addr, addr + size);
+        access.maps.unmap(addr, size);
         Ok(())
     }
 
@@ -387,8 +393,7 @@ impl DeviceMemory for CudaDevice {
                 .collect();
             self.set_access_for(addr, size, &devices)?;
         }
-        cut(&mut access.ranges, addr, addr + size);
-        access.ranges.insert(addr, size);
+        access.maps.give_access(addr, size);
         Ok(())
     }
 
@@ -509,48 +514,9 @@ impl DeviceMemory for CudaDevice {
     }
 }
 
-/// Takes `from..to` out of a set of ranges.
-fn cut(ranges: &mut BTreeMap<u64, u64>, from: u64, to: u64) {
-    let before = ranges
-        .range(..from)
-        .next_back()
-        .map(|(&start, &size)| (start, start + size));
-    if let Some((start, end)) = before.filter(|&(_, end)| end > from) {
-        ranges.insert(start, from - start);
-        if end > to {
-            ranges.insert(to, end - to);
-        }
-    }
-    while let Some((start, end)) = ranges
-        .range(from..to)
-        .next()
-        .map(|(&start, &size)| (start, start + size))
-    {
-        ranges.remove(&start);
-        if end > to {
-            ranges.insert(to, end - to);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_are_cut() {
-        let full = || BTreeMap::from([(10, 10), (20, 10), (40, 5)]);
-        let after = |from, to| {
-            let mut ranges = full();
-            cut(&mut ranges, from, to);
-            ranges.into_iter().collect::<Vec<_>>()
-        };
-        assert_eq!(after(10, 20), [(20, 10), (40, 5)]);
-        assert_eq!(after(12, 14), [(10, 2), (14, 6), (20, 10), (40, 5)]);
-        assert_eq!(after(15, 42), [(10, 5), (42, 3)]);
-        assert_eq!(after(0, 100), []);
-        assert_eq!(after(30, 40), [(10, 10), (20, 10), (40, 5)]);
-    }
 
     #[test]
     fn the_drivers_codes() {

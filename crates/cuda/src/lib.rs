@@ -4,6 +4,7 @@
 //! behind its hooks; a test: a library that it opened). [`CudaDevice`] is [`ebb_device::DeviceMemory`] over it.
 
 mod device;
+mod maps;
 mod scope;
 mod table;
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ebb_abi::{CUcontext, CUdevice, CUresult};
-use ebb_cuda::{CudaDevice, DeviceFacts, DriverTable, Scope};
+use ebb_cuda::{CudaDevice, DeviceFacts, DriverTable};
 use ebb_device::{DeviceError, DeviceMemory};
 use ebb_layer_core::host::MmapHost;
 use ebb_layer_core::{AllocError, Allocation, Config, Engine, ExternalKind, FreeError, MemInfo, TouchError};
@@ -350,11 +350,6 @@ impl Running {
                 user.0, owner.0
             ));
         }
-    }
-
-    /// A scope in which driver calls of ours may be made in a context.
-    pub(crate) fn scope(&self, context: CUcontext) -> Result<Scope<'_>, DeviceError> {
-        Scope::enter(&self.table, context)
     }
 
     /// Waits for everything that was submitted to a managed device. Not during a capture.

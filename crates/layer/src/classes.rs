@@ -323,6 +323,11 @@ macro_rules! table {
         pub(crate) const TABLE: &[(&str, Class, How)] = &[$($(
             (stringify!($name), table!(@class $class), table!(@how $how)),
         )*)*];
+
+        /// The same as text, one function a line.
+        const TEXT: &str = concat!($($(
+            stringify!($name), " ", stringify!($class), " ", stringify!($how), "\n",
+        )*)*);
     };
     (@class touch) => { Class::Touch };
     (@class allocate) => { Class::Allocate };
@@ -337,6 +342,15 @@ macro_rules! table {
     (@how pass) => { How::Pass };
 }
 for_each_class!(table);
+
+/// The text in a section of its own: `ebb doctor` reads it from the file, and need not load the library.
+#[used]
+#[unsafe(link_section = ".ebb.classes")]
+static SECTION: [u8; TEXT.len()] = {
+    let mut bytes = [0; TEXT.len()];
+    bytes.copy_from_slice(TEXT.as_bytes());
+    bytes
+};
 
 #[cfg(test)]
 mod tests {

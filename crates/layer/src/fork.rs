@@ -39,6 +39,7 @@ unsafe extern "C" fn child() {
 
 extern "C" fn exiting(_: *mut c_void) {
     // The program's own destructors may still free memory after this; nothing of ours begins by itself any more.
+    crate::hooks::memory::exiting();
     tell(|engine| engine.shutdown());
 }
 

@@ -3,13 +3,15 @@
 //! `cuMemFree` waits for all work in the driver, and programs rely on it. Freeing in the pool is no fence, so the hook
 //! waits first. While a stream is captured nobody may wait: such frees are put off until the last capture ends.
 
+use core::ffi::c_void;
+use core::panic::AssertUnwindSafe;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ebb_abi::*;
-use ebb_layer_core::FreeError;
+use ebb_units::Bytes;
 
 use crate::barrier;
 use crate::bridge::{self, Running};
@@ -182,15 +184,46 @@ pub(crate) fn free_what_was_put_off(running: &Running, put_off: &[u64]) {
     }
 }
 
-/// A free that happens when a stream gets there.
-struct Ordered {
-    ptr: u64,
-    context: CUcontext,
-    event: CUevent,
+/// Addresses whose place in a stream was reached, to the thread that frees them. Started at the first.
+static REACHED: OnceLock<Option<Sender<u64>>> = OnceLock::new();
+
+/// Set when `exit` has begun: no driver call begins by itself any more.
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// `exit` has begun.
+pub(crate) fn exiting() {
+    EXITING.store(true, Ordering::SeqCst);
 }
 
-/// The thread that waits for such places, started at the first.
-static ORDERED: Mutex<Option<Sender<Ordered>>> = Mutex::new(None);
+fn start_freeing(running: &'static Running) -> Option<Sender<u64>> {
+    let (sender, reached) = channel::<u64>();
+    let free = move || {
+        for ptr in reached {
+            if EXITING.load(Ordering::SeqCst) {
+                return;
+            }
+            barrier::catch(AssertUnwindSafe(|| {
+                no_longer_pending(ptr);
+                let _ = running.engine.free(ptr);
+            }));
+        }
+    };
+    std::thread::Builder::new()
+        .name("ebb-free".into())
+        .spawn(free)
+        .ok()
+        .map(|_| sender)
+}
+
+/// Called by the driver, on a thread of its own, when everything before the free has run. It must not call the driver.
+unsafe extern "C" fn reached(data: *mut c_void) {
+    barrier::catch(|| {
+        if let Some(Some(sender)) = REACHED.get() {
+            // The receiver is gone only at exit.
+            let _ = sender.send(data.addr() as u64);
+        }
+    });
+}
 
 /// Enqueues a free of our memory on a stream; `None` if the memory is not ours.
 fn free_async(running: &'static Running, ptr: u64, stream: CUstream) -> Option<CUresult> {
@@ -200,7 +233,6 @@ fn free_async(running: &'static Running, ptr: u64, stream: CUstream) -> Option<C
     if running
         .lookup(ptr)
         .is_none_or(|allocation| allocation.base != ptr)
-        || is_pending(ptr)
     {
         return Some(CUresult::ERROR_INVALID_VALUE);
     }
@@ -215,66 +247,26 @@ fn free_async(running: &'static Running, ptr: u64, stream: CUstream) -> Option<C
         // A graph can free only what a graph or a pool has allocated.
         return Some(CUresult::ERROR_INVALID_VALUE);
     }
-    let context = running.current_context()?;
-    let mut event = CUevent::NULL;
-    // SAFETY: a valid place for the answer.
-    let made = unsafe {
-        table.cuEventCreate(
-            &raw mut event,
-            CU_EVENT_DISABLE_TIMING.0 | CU_EVENT_BLOCKING_SYNC.0,
-        )
-    };
-    if !made.is_success() {
-        return Some(made);
-    }
-    // SAFETY: our event and the program's stream; the driver checks that they belong together.
-    let recorded = unsafe { table.cuEventRecord(event, stream) };
-    if !recorded.is_success() {
-        // SAFETY: our event, named for the last time.
-        let _ = unsafe { table.cuEventDestroy_v2(event) };
-        return Some(recorded);
-    }
     if !set_pending(ptr) {
-        // Another thread frees it at this moment.
-        // SAFETY: our event, named for the last time.
-        let _ = unsafe { table.cuEventDestroy_v2(event) };
         return Some(CUresult::ERROR_INVALID_VALUE);
     }
-    let ordered = Ordered { ptr, context, event };
-    let mut sender = ORDERED.lock().unwrap_or_else(PoisonError::into_inner);
-    if sender.is_none() {
-        let (new, orders) = channel::<Ordered>();
-        let thread = std::thread::Builder::new().name("ebb-free".into());
-        let started = thread.spawn(move || {
-            for order in orders {
-                barrier::catch(core::panic::AssertUnwindSafe(|| free_in_order(running, &order)));
-            }
-        });
-        if started.is_ok() {
-            *sender = Some(new);
+    if REACHED.get_or_init(|| start_freeing(running)).is_none() {
+        // No thread to be had: wait here. Slower, and as right.
+        // SAFETY: the program's stream, which the driver has just accepted.
+        let waited = unsafe { table.cuStreamSynchronize(stream) };
+        no_longer_pending(ptr);
+        if waited.is_success() {
+            let _ = running.engine.free(ptr);
         }
+        return Some(waited);
     }
-    if let Some(sender) = &*sender
-        && sender.send(Ordered { ..ordered }).is_ok()
-    {
-        return Some(CUresult::SUCCESS);
+    let data = core::ptr::without_provenance_mut(Bytes(ptr).to_usize());
+    // SAFETY: the program's stream; a function that keeps to the rules of such functions; its data is a number.
+    let enqueued = unsafe { table.cuLaunchHostFunc(stream, Some(reached), data) };
+    if !enqueued.is_success() {
+        no_longer_pending(ptr);
     }
-    drop(sender);
-    // No thread to be had: wait here. Slower, and as right.
-    free_in_order(running, &Ordered { ptr, context, event });
-    Some(CUresult::SUCCESS)
-}
-
-fn free_in_order(running: &Running, order: &Ordered) {
-    if let Ok(_scope) = running.scope(order.context) {
-        // SAFETY: an event of ours, recorded, and named for the last time at the end.
-        unsafe {
-            let _ = running.table.cuEventSynchronize(order.event);
-            let _ = running.table.cuEventDestroy_v2(order.event);
-        }
-    }
-    no_longer_pending(order.ptr);
-    let _: Result<(), FreeError> = running.engine.free(order.ptr);
+    Some(enqueued)
 }
 
 macro_rules! free_async {
@@ -301,9 +293,6 @@ macro_rules! free_async {
 }
 free_async!(cuMemFreeAsync, CUstream::NULL);
 free_async!(cuMemFreeAsync_ptsz, CU_STREAM_PER_THREAD);
-
-/// The default stream of the calling thread.
-const CU_STREAM_PER_THREAD: CUstream = CUstream(2);
 
 // The first versions take addresses of 32 bits. The pool has none below 4 GiB, so the driver serves them.
 

@@ -61,9 +61,20 @@ pub(crate) fn lint() -> Result<ExitCode> {
     Ok(summary.end())
 }
 
-fn quick(summary: &mut Summary, workspace: &Workspace) {
+/// What needs no compiler.
+pub(crate) fn tidiness() -> Result<ExitCode> {
+    let mut summary = Summary::default();
+    tidy_steps(&mut summary, &workspace()?);
+    Ok(summary.end())
+}
+
+fn tidy_steps(summary: &mut Summary, workspace: &Workspace) {
     summary.step("layering", || none(layering::faults(workspace)?));
     summary.step("tidy", || none(tidy::faults(workspace)?));
+}
+
+fn quick(summary: &mut Summary, workspace: &Workspace) {
+    tidy_steps(summary, workspace);
     summary.step("format", || run(&mut cargo(&["fmt", "--all", "--check"])));
     summary.step("clippy", || {
         run(&mut cargo(&[

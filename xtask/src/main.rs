@@ -20,6 +20,7 @@ usage: cargo xtask <task>
   demo [ARGS]      build what `ebb demo` needs, and run it with these arguments
   test [FILTER]    everything that has to pass before a change goes in; with a filter, only the tests of that name
   lint             only what is quick to check: layering, tidiness, format, clippy
+  tidy             only layering and tidiness, in a second
   layout           build for development: target/debug/ebb then finds its library, worker and simulated GPU
   dist             build for shipping: target/dist/{bin,lib,share}";
 
@@ -44,6 +45,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         ("test", []) => checks::all(None),
         ("test", [filter]) => checks::all(Some(filter)),
         ("lint", []) => checks::lint(),
+        ("tidy", []) => checks::tidiness(),
         ("layout", []) => layout::development().map(|()| ExitCode::SUCCESS),
         ("dist", []) => layout::dist().map(|()| ExitCode::SUCCESS),
         ("help" | "--help" | "-h", _) => {

@@ -405,7 +405,7 @@ struct RawArena {
 impl RawArena {
     fn resolve(self) -> Result<ArenaConfig, ConfigError> {
         let segment = self.segment.map_or(Bytes::mib(256), |s| s.0);
-        if segment.is_zero() || segment.0 % GRANULE.0 != 0 || segment > Bytes::gib(16) {
+        if segment.is_zero() || !segment.0.is_multiple_of(GRANULE.0) || segment > Bytes::gib(16) {
             return Err(ConfigError::Invalid {
                 what: format!("arena.segment is {segment}"),
                 fix: "write a multiple of 2Mi up to 16Gi".into(),

@@ -41,6 +41,7 @@ pub(super) struct ControlConn {
 
 /// What a request brought.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "made, and used up, once a request")]
 pub(super) enum Reply {
     Now(Answer),
     /// The answer comes when it is known.
@@ -145,9 +146,8 @@ impl Driver {
                         .controls
                         .get(&id)
                         .is_some_and(|c| c.waiting || !c.output.is_empty());
-                    if !pending {
-                        self.close_control(id);
-                    } else if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                    let gone = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+                    if gone || !pending {
                         self.close_control(id);
                     } else if let Some(conn) = self.controls.get(&id) {
                         // Level-triggered: without this the end would be told again and again.
@@ -270,7 +270,7 @@ impl Driver {
     ) -> Reply {
         let task = match self.find_task(selector) {
             Ok(task) => task,
-            Err(answer) => return Reply::Now(answer),
+            Err(failure) => return Reply::Now(Answer::Error(failure)),
         };
         let uid = self.controls.get(&control).map_or(u32::MAX, |conn| conn.cred.uid);
         let owner = self.tasks.get(&task).map_or(0, |task| task.owner);
@@ -282,8 +282,13 @@ impl Driver {
     }
 
     /// `t3`, a name that is unique, or a process id.
-    fn find_task(&self, selector: &str) -> Result<TaskId, Answer> {
+    fn find_task(&self, selector: &str) -> Result<TaskId, Failure> {
         let list = "`ebb ps` lists the tasks";
+        let usage = |message: String, fix: &str| Failure {
+            message,
+            fix: Some(fix.into()),
+            usage: true,
+        };
         if let Some(number) = selector.strip_prefix('t').and_then(|n| n.parse().ok()) {
             let id = TaskId(number);
             if self.tasks.contains_key(&id) {

@@ -421,10 +421,8 @@ impl Driver {
         let Some((peer, device)) = self.clients.get(&client).copied() else {
             return;
         };
-        if let Some(known) = self.client_mut(peer, device) {
-            if complete {
-                known.asks.remove(&ask);
-            }
+        if complete && let Some(known) = self.client_mut(peer, device) {
+            known.asks.remove(&ask);
         }
         self.mark(peer);
         self.send(

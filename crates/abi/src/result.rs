@@ -140,9 +140,9 @@ results! {
     ERROR_STREAM_CAPTURE_MERGE = 902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "stream capture merge";
     ERROR_STREAM_CAPTURE_UNMATCHED = 903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "stream capture unmatched";
     ERROR_STREAM_CAPTURE_UNJOINED = 904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "the capture has streams that were not joined";
-    ERROR_STREAM_CAPTURE_ISOLATION = 905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "the event was recorded in a capture";
-    ERROR_STREAM_CAPTURE_IMPLICIT = 906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "the legacy stream cannot be used by this capture";
-    ERROR_CAPTURED_EVENT = 907, "CUDA_ERROR_CAPTURED_EVENT", "the legacy stream would depend on a capture";
+    ERROR_STREAM_CAPTURE_ISOLATION = 905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "a dependency would leave the capture";
+    ERROR_STREAM_CAPTURE_IMPLICIT = 906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "the legacy stream would depend on a capture";
+    ERROR_CAPTURED_EVENT = 907, "CUDA_ERROR_CAPTURED_EVENT", "the event was recorded in a capture";
     ERROR_STREAM_CAPTURE_WRONG_THREAD = 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "the capture belongs to another thread";
     ERROR_TIMEOUT = 909, "CUDA_ERROR_TIMEOUT", "timeout";
     ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", "graph exec update failure";

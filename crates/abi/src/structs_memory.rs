@@ -243,3 +243,20 @@ driver_struct! {
         @0 bytes: [c_char; 16],
     }
 }
+
+impl CUmemLocation {
+    /// The device with this ordinal.
+    #[must_use]
+    pub const fn device(ordinal: i32) -> Self {
+        Self {
+            type_: CU_MEM_LOCATION_TYPE_DEVICE,
+            u: ordinal.cast_unsigned(),
+        }
+    }
+
+    /// The ordinal of the device, or the number of the NUMA node, by the location's kind.
+    #[must_use]
+    pub const fn id(self) -> i32 {
+        self.u.cast_signed()
+    }
+}

@@ -1,0 +1,187 @@
+//! Objects: memory that was made to be exported, and may outlive the process that made it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use crate::file::MAX_OBJECTS;
+use crate::machine::{Ledger, Machine, Slot};
+
+/// One holder's grip on an object: an open file whose shared lock keeps the object alive.
+///
+/// Holding one tells you that the object's bytes are charged and its pages are there. Duplicates of its descriptor, in this
+/// or any other process or in flight on a socket, keep it alive too.
+#[derive(Debug)]
+pub struct Object {
+    file: File,
+    /// Which object.
+    pub id: u64,
+    /// The physical index of its device.
+    pub device: u32,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+impl Object {
+    /// The descriptor to map, duplicate and export.
+    #[must_use]
+    pub fn fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+}
+
+impl Machine {
+    fn object_path(&self, id: u64) -> PathBuf {
+        self.config().dir.join(format!("object-{id}"))
+    }
+
+    /// Makes an object of `bytes` on a device; `Ok(None)` if there is no room.
+    ///
+    /// # Errors
+    /// The state folder could not hold it, or the table is full.
+    pub fn create_object(&self, device: u32, bytes: u64) -> io::Result<Option<Object>> {
+        let Some(Slot(slot)) = self.own_slot() else {
+            return Ok(None);
+        };
+        let ledger = self.ledger();
+        if !self.has_room(&ledger, device, bytes) {
+            return Ok(None);
+        }
+        let rows = &self.file().object;
+        let index = rows
+            .iter()
+            .position(|row| row.id.load(Ordering::Acquire) == 0)
+            .ok_or_else(|| io::Error::other("too many exportable allocations"))?;
+        let id = self.file().next_object.fetch_add(1, Ordering::AcqRel);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(self.object_path(id))?;
+        lock_shared(&file)?;
+        file.set_len(bytes)?;
+        let row = &rows[index];
+        row.bytes.store(bytes, Ordering::Release);
+        row.device.store(device, Ordering::Release);
+        row.creator_slot.store(slot as u32, Ordering::Release);
+        self.file()
+            .objects_used
+            .fetch_max(index as u32 + 1, Ordering::AcqRel);
+        // From here on the object counts; before, a death leaves an empty file that the next reaping removes.
+        row.id.store(id, Ordering::Release);
+        Ok(Some(Object {
+            file,
+            id,
+            device,
+            bytes,
+        }))
+    }
+
+    /// Takes a grip on the object behind a descriptor that someone exported.
+    ///
+    /// # Errors
+    /// The descriptor is not an object of this machine.
+    pub fn import_object(&self, fd: i32) -> io::Result<Object> {
+        // A description of our own: the exporter's may be closed at any time, and a lock belongs to a description.
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(format!("/proc/self/fd/{fd}"))?;
+        let ledger = self.ledger();
+        lock_shared(&file)?;
+        let meta = file.metadata()?;
+        for row in self.object_rows(&ledger) {
+            let id = row.id.load(Ordering::Acquire);
+            if id == 0 {
+                continue;
+            }
+            let same = std::fs::metadata(self.object_path(id))
+                .is_ok_and(|found| found.ino() == meta.ino() && found.dev() == meta.dev());
+            if same {
+                let device = row.device.load(Ordering::Acquire);
+                return Ok(Object {
+                    file,
+                    id,
+                    device,
+                    bytes: row.bytes.load(Ordering::Acquire),
+                });
+            }
+        }
+        Err(io::Error::from(io::ErrorKind::InvalidInput))
+    }
+
+    /// Lets go of an object; its bytes come back when nobody else holds it.
+    pub fn release_object(&self, object: Object) {
+        let ledger = self.ledger();
+        drop(object);
+        self.reap_objects(&ledger);
+    }
+
+    fn object_rows(&self, _ledger: &Ledger<'_>) -> &'static [crate::file::ObjectRow] {
+        let used = (self.file().objects_used.load(Ordering::Acquire) as usize).min(MAX_OBJECTS);
+        &self.file().object[..used]
+    }
+
+    /// The bytes of a device that objects hold.
+    pub(crate) fn object_bytes(&self, ledger: &Ledger<'_>, device: u32) -> u64 {
+        self.object_rows(ledger)
+            .iter()
+            .filter(|row| row.id.load(Ordering::Acquire) != 0 && row.device.load(Ordering::Acquire) == device)
+            .map(|row| row.bytes.load(Ordering::Acquire))
+            .sum()
+    }
+
+    /// The bytes of a device in objects that the process of this slot made.
+    pub(crate) fn objects_of(&self, ledger: &Ledger<'_>, device: u32, slot: usize) -> u64 {
+        self.object_rows(ledger)
+            .iter()
+            .filter(|row| {
+                row.id.load(Ordering::Acquire) != 0
+                    && row.device.load(Ordering::Acquire) == device
+                    && row.creator_slot.load(Ordering::Acquire) as usize == slot
+            })
+            .map(|row| row.bytes.load(Ordering::Acquire))
+            .sum()
+    }
+
+    /// Drops the objects that nobody holds any more.
+    pub(crate) fn reap_objects(&self, ledger: &Ledger<'_>) {
+        for row in self.object_rows(ledger) {
+            let id = row.id.load(Ordering::Acquire);
+            if id == 0 {
+                continue;
+            }
+            let path = self.object_path(id);
+            let Ok(file) = OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_CLOEXEC)
+                .open(&path)
+            else {
+                row.id.store(0, Ordering::Release);
+                continue;
+            };
+            // SAFETY: the descriptor is open for the whole call.
+            let rc = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+            if rc == 0 {
+                let _ = std::fs::remove_file(&path);
+                row.id.store(0, Ordering::Release);
+            }
+        }
+    }
+}
+
+fn lock_shared(file: &File) -> io::Result<()> {
+    // SAFETY: the descriptor is open for the whole call.
+    let rc = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH) };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
 
-use crate::action::{Action, Depth, Note, ReclaimReason, Refusal};
+use crate::action::{Action, DenyReason, Depth, Note, ReclaimReason, Refusal};
 use crate::config::PolicyConfig;
 use crate::event::{AskId, AskKind, Event, Outcome, TaskSpec, Usage};
 use crate::state::{Ask, Client, Device, Rate, Task};
@@ -584,8 +584,16 @@ impl Arbiter {
             c.last_touch = now;
             c.idle_released = false;
             c.restores += 1;
-            // Whatever it still asked to get back, it did not need.
-            c.asks.retain(|a| a.kind != AskKind::Restore);
+            // Whatever it still asked to get back, it did not need. Every ask gets an answer all the same.
+            let needless: Vec<AskId> = c
+                .asks
+                .iter()
+                .filter(|a| a.kind == AskKind::Restore)
+                .map(|a| a.id)
+                .collect();
+            for ask in needless {
+                self.deny(client, ask, DenyReason::TimedOut, false, out);
+            }
         }
         self.copied(device, copied, time, false);
     }

@@ -222,7 +222,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(60) })]
 
     /// Every program that fits alone ends, whatever the others are and do. The accounts agree after each event.
     #[test]

@@ -164,7 +164,7 @@ proptest! {
                     Action::Grant { client, ask, bytes, complete } => {
                         let left = open.get_mut(&(*client, *ask)).expect("an open ask");
                         prop_assert!(*bytes <= *left);
-                        *left = *left - *bytes;
+                        *left -= *bytes;
                         prop_assert_eq!(*complete, left.is_zero());
                         if *complete {
                             open.remove(&(*client, *ask));

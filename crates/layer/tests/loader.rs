@@ -159,6 +159,14 @@ fn two_preloaded_libraries_in_either_order() {
 }
 
 #[test]
+fn a_thread_is_cancelled_inside_a_launch() {
+    let (bench, lib) = bench();
+    let driver = lib.join("libcuda.so.1");
+    let program = bench.compile("cancel.c", "cancel", &[driver.to_str().expect("a plain path")]);
+    assert_eq!(run(&mut bench.command(&program, &lib)), "init 0\nfine\n");
+}
+
+#[test]
 fn programs_that_use_no_gpu_do_not_notice() {
     let bench = Bench::new();
     let empty = bench.path().join("sim");

@@ -1,6 +1,7 @@
 // A driver that does nothing but say who was called: for the tests of the loader's part.
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 int calls_of_alloc;
 
@@ -8,7 +9,17 @@ int cuInit(unsigned flags) { (void)flags; return 0; }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuMemAlloc_v2(unsigned long long *ptr, size_t size) { calls_of_alloc++; *ptr = 0x1000 + size; return 0; }
 int cuMemFree_v2(unsigned long long ptr) { return ptr == 0x1000 ? 0 : 1; }
-int cuLaunchKernel(void) { return 7001; }
+volatile int driver_sleeps, driver_is_asleep;
+
+int cuLaunchKernel(void)
+{
+    if (driver_sleeps) {
+        driver_is_asleep = 1;
+        sleep(100);
+    }
+    return 7001;
+}
+
 int driver_calls_of_alloc(void) { return calls_of_alloc; }
 
 // An inner entry: not the exported address.

@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod daemon;
+
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -173,19 +176,39 @@ pub(crate) fn finish(command: &mut Command) -> Output {
     let mut child = command
         .spawn()
         .unwrap_or_else(|e| panic!("{command:?} does not start: {e}"));
+    let read = |mut from: Box<dyn Read + Send>| {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = from.read_to_end(&mut text);
+            text
+        })
+    };
+    let stdout = read(Box::new(child.stdout.take().expect("piped")));
+    let stderr = read(Box::new(child.stderr.take().expect("piped")));
     let began = Instant::now();
-    // Programs here write little: their output fits the pipes.
-    while child.try_wait().expect("a child can be waited for").is_none() {
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("a child can be waited for") {
+            break Some(status);
+        }
         if began.elapsed() > PATIENCE {
             let _ = child.kill();
-            let output = child.wait_with_output().expect("the rest of its output");
-            panic!(
-                "{command:?} hangs\nstdout: {}\nstderr: {}",
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            );
+            let _ = child.wait();
+            break None;
         }
         std::thread::sleep(Duration::from_millis(2));
+    };
+    let (stdout, stderr) = (stdout.join().expect("no panic"), stderr.join().expect("no panic"));
+    let Some(status) = status else {
+        let last = &stdout[stdout.len().saturating_sub(2000)..];
+        panic!(
+            "{command:?} hangs\nstdout: {}\nstderr: {}",
+            String::from_utf8_lossy(last),
+            String::from_utf8_lossy(&stderr)
+        );
+    };
+    Output {
+        status,
+        stdout,
+        stderr,
     }
-    child.wait_with_output().expect("its output")
 }

@@ -1,0 +1,350 @@
+//! Whole programs on the simulated GPU, with the library preloaded. Where nothing should differ, the same program runs
+//! without it and both outputs are compared.
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::daemon::Daemon;
+use common::{Bench, run, sim};
+use ebb_units::Bytes;
+
+const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python");
+const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../simgpu/ptx/kernels.ptx");
+
+/// One of the Python programs, with or without the library.
+fn script(bench: &Bench, name: &str, with: bool) -> Command {
+    let python = Path::new("python3");
+    let mut command = if with {
+        bench.command(python, sim())
+    } else {
+        bench.plain(python, sim())
+    };
+    // The first time that a module is used its cache would be written beside it.
+    command
+        .arg("-B")
+        .arg("-W")
+        .arg("ignore")
+        .arg(format!("{PYTHON}/{name}.py"))
+        .env("EBB_TEST_KERNELS", KERNELS);
+    command
+}
+
+/// Runs a program with and without the library and gives the output, which must not differ.
+fn same(name: &str) -> String {
+    let bench = Bench::new();
+    let plain = run(&mut script(&bench, name, false));
+    let with = run(&mut script(&bench, name, true));
+    assert_eq!(with, plain, "{name} sees a difference");
+    plain
+}
+
+#[test]
+fn memory_is_like_the_drivers() {
+    assert!(same("memory").contains("wrong 0 True"));
+}
+
+#[test]
+fn bug_019_memory_of_every_origin_is_freed_by_who_gave_it() {
+    assert!(same("origins").contains("async, freed plainly 0"));
+}
+
+#[test]
+fn bug_031_nothing_of_ours_breaks_a_capture() {
+    let output = same("capture");
+    for mode in 0..3 {
+        assert!(output.contains(&format!("mode {mode} wrong 0")), "{output}");
+    }
+}
+
+#[test]
+fn bug_032_fork_in_both_orders() {
+    assert_eq!(same("fork"), "child first 40\nexec 5\nparent 0 0\n");
+}
+
+#[test]
+fn many_threads() {
+    assert_eq!(same("threads"), "failures [] even True\n");
+}
+
+#[test]
+fn bug_025_old_runtimes_look_the_look_up_up() {
+    let bench = Bench::new();
+    let code = "from gpu import *\n\
+        init()\n\
+        found, again = c_void_p(), c_void_p()\n\
+        for version in (11030, 11080, 12000, 13000):\n\
+        \x20   ok(cuda.cuGetProcAddress(b'cuGetProcAddress', byref(found), version, c_uint64(0)))\n\
+        \x20   kind = ctypes.CFUNCTYPE(c_int, c_char_p, c_void_p, c_int, c_uint64, c_void_p)\n\
+        \x20   ok(kind(found.value)(b'cuMemAlloc', ctypes.cast(byref(again), c_void_p), version, 0, None))\n\
+        \x20   print(version, owner(found.value), owner(again.value))\n\
+        ok(cuda.cuGetProcAddress_v2(b'cuMemFree', byref(again), 12000, c_uint64(0), None))\n\
+        print(owner(again.value), cuda.cuGetProcAddress(None, byref(again), 12000, c_uint64(0)) != 0)\n\
+        print(cuda.cuGetProcAddress(b'cuMemFree', None, 12000, c_uint64(0)) != 0)";
+    let run_with = |with: bool| {
+        let python = Path::new("python3");
+        let mut command = if with {
+            bench.command(python, sim())
+        } else {
+            bench.plain(python, sim())
+        };
+        run(command.args(["-B", "-c", code]).env("PYTHONPATH", PYTHON))
+    };
+    let (with, plain) = (run_with(true), run_with(false));
+    assert_eq!(
+        with.replace("libebb.so", "libcuda.so.1")
+            .replace("libsimcuda.so", "libcuda.so.1"),
+        plain.replace("libsimcuda.so", "libcuda.so.1")
+    );
+    assert_eq!(with.matches("libebb.so").count(), 9, "{with}");
+    assert!(
+        with.contains("11030 ('libebb.so', 'cuGetProcAddress') ('libebb.so', 'cuMemAlloc_v2')"),
+        "{with}"
+    );
+    assert!(
+        with.contains("12000 ('libebb.so', 'cuGetProcAddress_v2') ('libebb.so', 'cuMemAlloc_v2')"),
+        "{with}"
+    );
+}
+
+/// What the library's table says of each function, from the library itself.
+fn hooked() -> HashMap<String, bool> {
+    let code = "import ctypes, sys\n\
+        f = ctypes.CDLL(sys.argv[1]).ebb_classes; f.restype = ctypes.c_char_p\n\
+        print(f().decode())";
+    let output = run(Command::new("python3").args(["-c", code]).arg(common::library()));
+    let table: HashMap<String, bool> = output
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            Some((words.next()?.to_owned(), words.nth(1)? != "pass"))
+        })
+        .collect();
+    assert_eq!(table.len(), 685);
+    table
+}
+
+#[test]
+fn bug_026_every_name_version_and_flag_is_routed_to_its_own_form() {
+    let bench = Bench::new();
+    let names: Vec<&str> = ebb_abi::versions::BASE_FUNCTIONS
+        .iter()
+        .map(|(name, _, _)| *name)
+        .collect();
+    let list = bench.path().join("names");
+    std::fs::write(&list, names.join("\n")).expect("room");
+    let plain = run(script(&bench, "routing", false).env("EBB_TEST_NAMES", &list));
+    let with = run(script(&bench, "routing", true).env("EBB_TEST_NAMES", &list));
+    let hooked = hooked();
+    let (mut ours, mut lines) = (0, 0);
+    for (with, plain) in with.lines().zip(plain.lines()) {
+        lines += 1;
+        let (with_words, plain_words): (Vec<&str>, Vec<&str>) =
+            (with.split(' ').collect(), plain.split(' ').collect());
+        // name version flags: code status symbol library code-of-the-older-form
+        assert_eq!(with_words[..6], plain_words[..6], "another code, status or form");
+        assert_eq!(with_words[7], plain_words[7]);
+        let symbol = plain_words[5];
+        if symbol != "-" {
+            let expected = if hooked[symbol] {
+                "libebb.so"
+            } else {
+                plain_words[6]
+            };
+            assert_eq!(with_words[6], expected, "{with}");
+            ours += usize::from(hooked[symbol]);
+        }
+    }
+    assert_eq!(lines, names.len() * 18 * 3);
+    assert!(ours > 4000, "only {ours} look-ups were routed");
+}
+
+/// A program under a daemon of a few lines.
+fn under(bench: &Bench, command: &mut Command, limit: Bytes) -> Daemon {
+    let sockets = bench.path().join("run");
+    let daemon = Daemon::start(&sockets, limit);
+    command
+        .env("EBB_SOCKET_DIR", &sockets)
+        .env("EBB_TASK_TOKEN", "07".repeat(32));
+    daemon
+}
+
+#[test]
+fn bug_047_one_total_and_one_free_in_every_answer() {
+    let bench = Bench::new();
+    let limit = Bytes::mib(64);
+    let mut command = script(&bench, "limit", true);
+    let _daemon = under(&bench, command.arg(limit.0.to_string()), limit);
+    let output = run(&mut command);
+    let total = limit.0;
+    assert!(
+        output.starts_with(&format!("totals {total} {total} {total} surfaces 1\nfree True\n")),
+        "{output}"
+    );
+    assert!(
+        output.contains("after the last granule True next -2 surfaces 1\n"),
+        "{output}"
+    );
+    assert!(output.contains("again True surfaces 1\n"), "{output}");
+    assert!(
+        output.contains("managed beyond the limit -2 free is as before True\n"),
+        "{output}"
+    );
+    assert!(output.contains("managed counts True True\n"), "{output}");
+}
+
+#[test]
+fn bug_037_a_limit_below_the_context_is_no_error_of_the_query() {
+    for mib in [1, 2, 4, 5, 6, 8] {
+        let bench = Bench::new();
+        let mut command = script(&bench, "limit", true);
+        let limit = Bytes::mib(mib);
+        let _daemon = under(&bench, command.arg(limit.0.to_string()), limit);
+        let output = run(&mut command);
+        assert!(
+            output.contains("free True\n") && output.contains("next -2 surfaces 1\n"),
+            "{mib} MiB: {output}"
+        );
+    }
+}
+
+#[test]
+fn bugs_001_002_devices_are_told_apart_by_identity_under_every_mask() {
+    let uuids = {
+        let bench = Bench::new();
+        let code = "from gpu import *\n\
+            init()\n\
+            for d in range(4):\n\
+            \x20   u = ctypes.create_string_buffer(16); ok(cuda.cuDeviceGetUuid(u, d)); h = u.raw.hex()\n\
+            \x20   print('GPU-' + '-'.join((h[:8], h[8:12], h[12:16], h[16:20], h[20:])))";
+        let mut command = bench.plain(Path::new("python3"), sim());
+        run(command
+            .args(["-B", "-c", code])
+            .env("PYTHONPATH", PYTHON)
+            .env("EBB_SIM_DEVICES", "4"))
+    };
+    let uuids: Vec<&str> = uuids.lines().collect();
+    let by_uuid = format!("{},{}", uuids[3], uuids[1]);
+    // The mask and how many devices it leaves.
+    for (mask, left) in [
+        ("2,3", 2),
+        ("1", 1),
+        ("3,2,1,0", 4),
+        (by_uuid.as_str(), 2),
+        ("0,7,1", 1),
+        ("1,1", 0),
+        ("", 0),
+    ] {
+        let bench = Bench::new();
+        let mut command = script(&bench, "devices", true);
+        command
+            .env("CUDA_VISIBLE_DEVICES", mask)
+            .env("EBB_SIM_DEVICES", "4")
+            .env("EBB_SIM_MEMORY", "64Mi");
+        let _daemon = under(&bench, &mut command, Bytes::mib(24));
+        if left == 0 {
+            // The driver itself says that there is none.
+            assert!(!common::finish(&mut command).status.success(), "{mask:?}");
+            continue;
+        }
+        let output = run(&mut command);
+        let expected: String = (0..left)
+            .map(|d| format!("{d} took 8 ordinal {d} same total True\n{d} freed with its context True\n"))
+            .collect();
+        assert_eq!(output, expected, "mask {mask:?}");
+    }
+}
+
+/// A program that is told what to do on standard input.
+struct Told {
+    child: std::process::Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Told {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut told = Self { child, lines };
+        assert_eq!(told.line(), "ready");
+        told
+    }
+
+    fn line(&mut self) -> String {
+        self.lines
+            .next()
+            .expect("the program goes on")
+            .expect("plain text")
+    }
+
+    fn say(&mut self, what: &str) -> String {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        writeln!(stdin, "{what}")
+            .and_then(|()| stdin.flush())
+            .expect("the program listens");
+        self.line()
+    }
+
+    fn finish(mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().expect("it ends").success());
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn bug_062_asking_and_waiting_bring_nothing_back() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "idle", true);
+    let daemon = under(&bench, &mut command, Bytes(u64::MAX));
+    let mut program = Told::start(&mut command);
+    assert_eq!(program.say("check"), "wrong 0");
+    for round in 0..3 {
+        let copied = daemon.evict();
+        assert!(copied >= 40 << 20, "round {round}: {copied} bytes went out");
+        for _ in 0..3 {
+            assert_eq!(program.say("health"), "healthy True 0 True");
+        }
+        assert!(!daemon.has_restored(), "a health check brought the memory back");
+        assert_eq!(program.say("check"), "wrong 0");
+        assert_eq!(daemon.restored(), copied, "all of it came back");
+    }
+    program.finish();
+}
+
+#[test]
+fn what_is_freed_or_allocated_while_evicted() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "idle", true);
+    let daemon = under(&bench, &mut command, Bytes(u64::MAX));
+    let mut program = Told::start(&mut command);
+    for _ in 0..3 {
+        daemon.evict();
+        assert_eq!(program.say("free"), "freed");
+        assert_eq!(program.say("alloc"), "alloc 0 0");
+        assert_eq!(program.say("check"), "wrong 0");
+    }
+    program.finish();
+}
+
+#[test]
+fn a_program_without_a_daemon_goes_on_alone() {
+    let bench = Bench::new();
+    let mut program = Told::start(&mut script(&bench, "idle", true));
+    assert_eq!(program.say("check"), "wrong 0");
+    assert_eq!(program.say("alloc"), "alloc 0 0");
+    program.finish();
+}

@@ -26,6 +26,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(10);
 /// What one try inside the gate came to.
 enum Tried {
     Got(u64),
+    /// There is not lease enough for so many bytes.
     Short(u64),
     /// The card is full although there is lease.
     Full,
@@ -267,7 +268,7 @@ fn wait_for_lease(
     core: &Core,
     device: &Device,
     size: Bytes,
-    short: u64,
+    len: u64,
     waiting: &mut Waiting,
 ) -> Result<(), AllocError> {
     let timed_out = AllocError::TimedOut(size);
@@ -297,7 +298,8 @@ fn wait_for_lease(
         core.waits.alloc()
     };
     let deadline = *waiting.lease.get_or_insert_with(|| Instant::now() + wait + SLACK);
-    if state.epoch != epoch || state.pool.books.unused() >= short {
+    let short = state.pool.books.short_of(len);
+    if state.epoch != epoch || short == 0 {
         return Ok(());
     }
     let Some(ask) = state.ask(core, ask_kind::ALLOC, short, long) else {
@@ -317,7 +319,7 @@ fn wait_for_lease(
             }
         }
         let books = &state.pool.books;
-        if books.unused().saturating_add(books.cached) >= short {
+        if books.unused().saturating_add(books.cached) >= len {
             // The program itself freed enough meanwhile.
             state.cancel_ask(core, ask);
             return Ok(());

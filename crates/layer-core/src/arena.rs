@@ -97,6 +97,12 @@ impl Arena {
         self.lock().slots.take(len, granule)
     }
 
+    /// Wakes the arena's thread.
+    pub(crate) fn ring(&self) {
+        drop(self.lock());
+        self.work.notify_all();
+    }
+
     /// Whether [`Self::take`] would find room.
     pub(crate) fn has_room(&self, len: u64, granule: u64) -> bool {
         self.lock().slots.available(granule) >= len
@@ -193,7 +199,7 @@ impl Arena {
 
     fn run(&self, core: &Arc<Core>) {
         let mut state = self.lock();
-        loop {
+        while !core.is_closed() {
             // Arrivals first: an eviction may wait for one, and nobody waits for a departure.
             let next = state
                 .jobs

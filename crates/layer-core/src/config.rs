@@ -33,8 +33,12 @@ pub struct Config {
     pub arena_wait: Duration,
     /// How long the start waits for the daemon's first answer. Without a daemon there is nothing to wait for.
     pub connect_wait: Duration,
+    /// The daemon hears of use at most so often.
+    pub usage_every: Duration,
     /// Physical memory that freed allocations may keep for the next ones, per device.
     pub cache_max: Bytes,
+    /// The largest physical chunk. What a good size is: see `chunk_size` in `pool`.
+    pub chunk_max: Bytes,
     /// Where arena segments appear.
     pub host: Arc<dyn HostMemory>,
 }
@@ -65,7 +69,9 @@ impl Config {
             busy_wait: Duration::from_secs(2),
             arena_wait: Duration::from_secs(3),
             connect_wait: Duration::from_secs(2),
+            usage_every: Duration::from_millis(100),
             cache_max: Bytes::gib(1),
+            chunk_max: Bytes::mib(128),
             host,
         }
     }

@@ -75,6 +75,7 @@ pub(crate) struct Core {
     captures_changed: Condvar,
     passthrough: AtomicBool,
     child: AtomicBool,
+    closed: AtomicBool,
     exiting: AtomicBool,
 }
 
@@ -92,6 +93,7 @@ impl Core {
             captures_changed: Condvar::new(),
             passthrough: AtomicBool::new(false),
             child: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             exiting: AtomicBool::new(false),
             config,
         }
@@ -160,6 +162,18 @@ impl Core {
     pub(crate) fn exit(&self) {
         self.exiting.store(true, Ordering::Release);
         self.captures_changed.notify_all();
+    }
+
+    /// The engine is dropped: every thread ends as soon as it can.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.exit();
+        self.link.ring();
+        self.arena.ring();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     pub(crate) fn captures(&self) -> u32 {

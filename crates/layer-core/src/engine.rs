@@ -126,7 +126,18 @@ impl ExternalKind {
 /// The engine of a process.
 #[derive(Debug)]
 pub struct Engine {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
+}
+
+impl Drop for Engine {
+    /// Programs never drop it. Tests do, and are left with no thread.
+    fn drop(&mut self) {
+        self.core.close();
+        for device in self.core.devices() {
+            device.lock().stop = true;
+            device.wake();
+        }
+    }
 }
 
 /// Passes on what happens at the gate.
@@ -199,7 +210,7 @@ impl Engine {
             uuid,
             total,
             memory,
-            Pool::new(granule, cache_max),
+            Pool::new(granule, cache_max, core.config.chunk_max.get()),
         ));
         device.lock().pool.books.overhead = overhead.get();
         // Twice the card: live, evicted and cached spans never need more than that, unless they are cut badly.

@@ -28,6 +28,8 @@ mod residency;
 mod steps;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use config::Config;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};

@@ -459,6 +459,17 @@ pub(crate) struct Rig {
     pub(crate) device: usize,
 }
 
+/// Bytes that depend on their place and a seed.
+pub(crate) fn pattern(size: u64, seed: u8) -> Vec<u8> {
+    let mut bytes: Vec<u8> = Vec::new();
+    for word in 0..size.div_ceil(8) {
+        let mixed = (word ^ u64::from(seed) << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        bytes.extend_from_slice(&(mixed ^ mixed >> 29).to_le_bytes());
+    }
+    bytes.truncate(usize::try_from(size).unwrap());
+    bytes
+}
+
 pub(crate) fn uuid() -> DeviceUuid {
     DeviceUuid([7; 16])
 }
@@ -483,7 +494,10 @@ impl Rig {
         config.connect_wait = LONG;
         config.arena_wait = LONG;
         config.busy_wait = LONG;
-        config.cache_max = Bytes(16 * granule);
+        config.usage_every = Duration::from_millis(1);
+        config.cache_max = Bytes(64 * granule);
+        // Small chunks, so that small allocations have several.
+        config.chunk_max = Bytes(8 * granule);
         change(&mut config);
         let gate: &'static Gate = Box::leak(Box::new(Gate::new()));
         let engine = Engine::start(config, gate);
@@ -515,9 +529,7 @@ impl Rig {
 
     /// Fills an allocation with a pattern of its own.
     pub(crate) fn fill(&self, ptr: u64, size: u64, seed: u8) {
-        let bytes: Vec<u8> = (0..size)
-            .map(|i| ebb_device::conformance::pattern(seed, i))
-            .collect();
+        let bytes = pattern(size, seed);
         self.touch(|fake| fake.write(ptr, &bytes)).unwrap().unwrap();
     }
 
@@ -525,9 +537,7 @@ impl Rig {
     pub(crate) fn holds(&self, ptr: u64, size: u64, seed: u8) -> bool {
         let mut bytes = vec![0; usize::try_from(size).unwrap()];
         self.touch(|fake| fake.read(ptr, &mut bytes)).unwrap().unwrap();
-        (0..size)
-            .zip(&bytes)
-            .all(|(i, byte)| *byte == ebb_device::conformance::pattern(seed, i))
+        bytes == pattern(size, seed)
     }
 
     /// Nothing that a correct program does not do has been done.
@@ -557,4 +567,28 @@ impl Rig {
 /// Whether an order was carried out as far as there was something.
 pub(crate) fn done(end: OrderEnd) -> bool {
     end.outcome == outcome::DONE
+}
+
+impl Rig {
+    /// Waits until a condition holds.
+    pub(crate) fn until(&self, what: &str, ready: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !ready(self) {
+            assert!(
+                Instant::now() < deadline,
+                "waited in vain for {what}; {}",
+                self.engine.report_json()
+            );
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Looks at the device's state.
+    pub(crate) fn state<T>(&self, look: impl FnOnce(&crate::device::State) -> T) -> T {
+        look(&self.engine.core.device(self.device).unwrap().lock())
+    }
+
+    pub(crate) fn books(&self) -> crate::pool::Books {
+        self.state(|state| state.pool.books)
+    }
 }

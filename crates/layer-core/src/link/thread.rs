@@ -19,8 +19,6 @@ use super::{Link, Status, incoming};
 use crate::core::Core;
 use crate::device::{Device, Mode};
 
-/// At most so often the daemon hears of use.
-const USAGE_EVERY: Duration = Duration::from_millis(100);
 /// Between attempts to connect.
 const RETRY: Duration = Duration::from_secs(1);
 /// A daemon that takes nothing for so long is stuck.
@@ -34,6 +32,8 @@ enum End {
     Lost(String),
     /// The daemon does not want us.
     Refused(String),
+    /// The engine was dropped.
+    Closed,
 }
 
 pub(super) fn run(core: &Arc<Core>) {
@@ -64,6 +64,10 @@ pub(super) fn run(core: &Arc<Core>) {
                 link.set_status(Status::Refused(why));
                 return;
             }
+            End::Closed => return,
+        }
+        if core.is_closed() {
+            return;
         }
         std::thread::sleep(RETRY);
     }
@@ -178,6 +182,9 @@ impl<'a> Connection<'a> {
     }
 
     fn turn(&mut self, session: &mut u64) -> Option<End> {
+        if self.core.is_closed() {
+            return Some(End::Closed);
+        }
         if let Err(error) = self.flush() {
             return Some(End::Lost(error));
         }
@@ -311,8 +318,10 @@ impl<'a> Connection<'a> {
         if moved {
             self.watching = false;
         }
-        if !(moved || link.dirty.load(Ordering::Acquire)) || now < self.last_usage + USAGE_EVERY {
-            if !self.watching && !moved && now >= self.last_usage + USAGE_EVERY {
+        if !(moved || link.dirty.load(Ordering::Acquire))
+            || now < self.last_usage + self.core.config.usage_every
+        {
+            if !self.watching && !moved && now >= self.last_usage + self.core.config.usage_every {
                 // Nothing for an interval: sleep until somebody comes.
                 self.core.gate.watch();
                 self.watching = true;
@@ -352,7 +361,7 @@ impl<'a> Connection<'a> {
         if !self.welcomed {
             due.push(self.handshake);
         } else if !self.watching || self.link().dirty.load(Ordering::Acquire) {
-            due.push(self.last_usage + USAGE_EVERY);
+            due.push(self.last_usage + self.core.config.usage_every);
         }
         if let Some(since) = self.full_since {
             due.push(since + STUCK);

@@ -38,11 +38,13 @@ const SEGMENT: u64 = 2 << 20;
 /// size; one set-access covers the whole span. Copying 64 MiB takes 1.2 ms, so that either size hides the calls for one
 /// chunk behind the copy of another, and 8 GiB are 64 handles, about 11 ms of calls in all (4,096 handles: 480 ms).
 /// Not larger: a reclaim takes whole chunks, and a pipeline is as long as its first and last piece.
-pub(crate) fn chunk_size(len: u64, granule: u64) -> u64 {
-    const SMALLER: u64 = 64 << 20;
-    const LARGER: u64 = 128 << 20;
-    let target = if len < 4 * LARGER { SMALLER } else { LARGER };
-    target.next_multiple_of(granule).min(len)
+pub(crate) fn chunk_size(len: u64, granule: u64, largest: u64) -> u64 {
+    let target = if len < largest.saturating_mul(4) {
+        largest / 2
+    } else {
+        largest
+    };
+    target.max(1).next_multiple_of(granule).min(len)
 }
 
 /// Where a chunk's bytes are.
@@ -121,7 +123,7 @@ pub(crate) enum Plan {
     Build { base: u64, len: u64, chunk: u64 },
     /// Take these apart, then ask again: their room is needed.
     Drop(Dismantle),
-    /// So much more lease is needed.
+    /// There is not lease enough for so many bytes.
     Short(u64),
     /// More addresses are needed, at least so many.
     Addresses(u64),
@@ -158,6 +160,7 @@ pub(crate) struct Pool {
     cache: BTreeSet<(u64, u64)>,
     cache_by_age: BTreeSet<(u64, u64)>,
     cache_max: u64,
+    chunk_max: u64,
     ages: u64,
     blocks: Blocks<Tag>,
     stuck: Vec<Stuck>,
@@ -167,7 +170,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(granule: u64, cache_max: u64) -> Self {
+    pub(crate) fn new(granule: u64, cache_max: u64, chunk_max: u64) -> Self {
         Self {
             granule,
             space: AddressSpace::new(),
@@ -175,6 +178,7 @@ impl Pool {
             cache: BTreeSet::new(),
             cache_by_age: BTreeSet::new(),
             cache_max,
+            chunk_max,
             ages: 0,
             blocks: Blocks::default(),
             stuck: Vec::new(),
@@ -273,7 +277,7 @@ impl Pool {
             if !dropped.chunks.is_empty() {
                 return Plan::Drop(dropped);
             }
-            return Plan::Short(short);
+            return Plan::Short(len);
         }
         self.books.take(len);
         self.books.external += len;
@@ -308,7 +312,7 @@ impl Pool {
             if !dropped.chunks.is_empty() {
                 return Plan::Drop(dropped);
             }
-            return Plan::Short(short);
+            return Plan::Short(len);
         }
         let Some(base) = self.space.take(len) else {
             return Plan::Addresses(len);
@@ -328,7 +332,7 @@ impl Pool {
         Plan::Build {
             base,
             len,
-            chunk: chunk_size(len, self.granule),
+            chunk: chunk_size(len, self.granule, self.chunk_max),
         }
     }
 

@@ -43,11 +43,11 @@ fn unused_lease_and_cached_spans_go_first_and_cost_no_copy() {
     let rig = Rig::new(Some(&daemon), 256 * G);
     let kept = rig.alloc(20 * G);
     rig.fill(kept, 20 * G, 1);
-    let freed = rig.alloc(8 * G);
+    let freed = rig.alloc(16 * G);
     rig.engine.free(freed).unwrap();
     daemon.grant(999, 4 * G);
-    let end = daemon.reclaim(12 * G);
-    assert_eq!((end.outcome, end.freed, end.copied), (outcome::DONE, 12 * G, 0));
+    let end = daemon.reclaim(20 * G);
+    assert_eq!((end.outcome, end.freed, end.copied), (outcome::DONE, 20 * G, 0));
     assert!(rig.holds(kept, 20 * G, 1));
     assert_eq!(daemon.restored(), 0, "the gate was never closed");
     rig.assert_clean();

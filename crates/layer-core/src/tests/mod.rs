@@ -1,0 +1,7 @@
+//! The engine as a whole, over the fake device and the scripted daemon. Tests that pin a reported fault are named
+//! after it.
+
+mod allocating;
+mod daemon;
+mod faults;
+mod sequences;

@@ -38,6 +38,14 @@ struct Rule {
     calls: AtomicU64,
 }
 
+impl Rule {
+    /// Counts a call and says whether the rule is for it.
+    fn is_due(&self) -> bool {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        (self.first..=self.last).contains(&call)
+    }
+}
+
 /// What this process was told to do on its calls.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
@@ -76,11 +84,13 @@ impl Faults {
             // One write call, so that lines of threads and processes do not mix. A full disk only loses the trace.
             let _ = file.write_all(format!("{symbol}\n").as_bytes());
         }
-        for rule in self.rules.iter().filter(|rule| names(&rule.name, symbol)) {
-            let call = rule.calls.fetch_add(1, Ordering::Relaxed) + 1;
-            if call < rule.first || call > rule.last {
-                continue;
-            }
+        // Every rule counts the call, whatever another rule makes of it.
+        let due: Vec<&Rule> = self
+            .rules
+            .iter()
+            .filter(|rule| names(&rule.name, symbol) && rule.is_due())
+            .collect();
+        for rule in due {
             match &rule.effect {
                 Effect::Error(code) => return Err(*code),
                 Effect::Hang(time) => std::thread::sleep(*time),

@@ -65,7 +65,8 @@ fn without_comments(text: &str) -> String {
 fn parse_global(statement: &str) -> Option<(String, u64)> {
     let statement = statement.trim();
     let at = statement.find(".global")?;
-    let before = &statement[..at];
+    // Directives of the file (`.version` and so on) end with their line, not with a semicolon.
+    let before = statement[..at].rsplit('\n').next().unwrap_or("");
     let directives_only = before
         .split_whitespace()
         .all(|word| word.starts_with('.') && word.len() > 1);

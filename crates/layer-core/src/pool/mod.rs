@@ -259,7 +259,16 @@ impl Pool {
             id: self.next_id,
         };
         self.next_id += 1;
-        self.blocks.take(size, tag).map_or(Plan::Short(0), Plan::Ready)
+        let taken = self.blocks.take(size, tag);
+        if taken.is_none_or(|ptr| !(base..base + len).contains(&ptr)) {
+            // Another thread opened a segment while this one was built, and that had room: this one stays empty, and nobody
+            // would ever free its last block.
+            let removed = self.blocks.remove_segment(base);
+            debug_assert!(removed, "an empty segment can go");
+            self.books.allocated -= len;
+            self.enter_cache(base);
+        }
+        taken.map_or(Plan::Short(0), Plan::Ready)
     }
 
     /// The next step for memory that passes the pool by: `Ready` means that it is counted.

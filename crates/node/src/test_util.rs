@@ -346,7 +346,7 @@ impl Client {
     }
 
     /// The next message that is not about limits or the arena.
-    pub fn next(&mut self) -> ToLayer {
+    pub fn answer(&mut self) -> ToLayer {
         loop {
             match self.recv() {
                 ToLayer::Limit { .. } | ToLayer::ArenaGive { .. } | ToLayer::ArenaRecall { .. } => {}
@@ -369,7 +369,7 @@ impl Client {
             overhead: Bytes::ZERO,
         });
         self.lease = lease;
-        match self.next() {
+        match self.answer() {
             ToLayer::Attached {
                 uuid,
                 device,
@@ -404,7 +404,7 @@ impl Client {
     /// If another answer comes.
     pub fn alloc(&mut self, bytes: Bytes) -> bool {
         let ask = self.ask(ebb_protocol::wire::ask_kind::ALLOC, bytes, true);
-        match self.next() {
+        match self.answer() {
             ToLayer::Grant {
                 ask: of,
                 bytes: granted,
@@ -452,7 +452,7 @@ impl Client {
     /// Obeys a reclaim as a library would that copies everything out in one step.
     pub fn obey(&mut self, order: u64, bytes: Bytes) {
         let bytes = bytes.min(self.lease);
-        self.lease = self.lease - bytes;
+        self.lease -= bytes;
         self.send(&ToDaemon::ReclaimProgress {
             device: 0,
             order,

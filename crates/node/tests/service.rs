@@ -69,7 +69,7 @@ fn pause_takes_everything_and_resume_lets_it_back() {
     assert!(process.alloc(Bytes::mib(200)));
     let mut control = daemon.control();
     control.send(&pause("p", 30_000));
-    let ToLayer::Reclaim { order, bytes, .. } = process.next() else {
+    let ToLayer::Reclaim { order, bytes, .. } = process.answer() else {
         panic!("everything is taken")
     };
     process.obey(order, bytes);
@@ -83,7 +83,7 @@ fn pause_takes_everything_and_resume_lets_it_back() {
     assert!(message(daemon.ask(&Request::Resume { task: "p".into() })).contains("may run"));
     let mut granted = Bytes::ZERO;
     while granted < Bytes::mib(200) {
-        match process.next() {
+        match process.answer() {
             ToLayer::Grant { ask: of, bytes, .. } => {
                 assert_eq!(of, ask);
                 granted += bytes;
@@ -112,7 +112,7 @@ fn a_pause_that_does_not_work_in_time_says_busy_and_changes_nothing() {
     assert!(process.alloc(Bytes::mib(200)));
     let mut control = daemon.control();
     control.send(&pause("busy", 300));
-    let ToLayer::Reclaim { order, .. } = process.next() else {
+    let ToLayer::Reclaim { order, .. } = process.answer() else {
         panic!("it is asked")
     };
     let done = ToDaemon::ReclaimDone {
@@ -143,7 +143,7 @@ fn a_pause_of_a_task_without_memory_is_done_at_once_and_one_that_ends_is_told() 
     assert!(process.alloc(Bytes::mib(20)));
     let mut control = daemon.control();
     control.send(&pause(&process.pid().to_string(), 30_000));
-    assert!(matches!(process.next(), ToLayer::Reclaim { .. }));
+    assert!(matches!(process.answer(), ToLayer::Reclaim { .. }));
     process.kill();
     assert!(failure(control.answer()).message.contains("ended"));
 }
@@ -254,7 +254,7 @@ fn doctor_brings_the_librarys_report_or_says_that_there_is_none() {
     neighbour.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
     let mut control = daemon.control();
     control.send(&Request::Doctor { pid: process.pid() });
-    let ToLayer::Query { query } = process.next() else {
+    let ToLayer::Query { query } = process.answer() else {
         panic!("it is asked")
     };
     // Somebody else's answer is not taken for its own.
@@ -276,13 +276,13 @@ fn doctor_brings_the_librarys_report_or_says_that_there_is_none() {
     }
     // It does not answer, and dies while it is asked.
     control.send(&Request::Doctor { pid: process.pid() });
-    assert!(matches!(process.next(), ToLayer::Query { .. }));
+    assert!(matches!(process.answer(), ToLayer::Query { .. }));
     assert!(matches!(
         control.answer(),
         Answer::Ok(Payload::Doctor { report: None, .. })
     ));
     control.send(&Request::Doctor { pid: process.pid() });
-    assert!(matches!(process.next(), ToLayer::Query { .. }));
+    assert!(matches!(process.answer(), ToLayer::Query { .. }));
     process.kill();
     assert!(failure(control.answer()).message.contains("ended"));
     assert!(failure(daemon.ask(&Request::Doctor { pid: 1 << 30 })).usage);
@@ -307,7 +307,10 @@ fn a_watch_brings_line_after_line_and_a_reader_that_stops_costs_nobody() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(matches!(daemon.ask(&Request::Hello), Answer::Ok(_)), "the one that never reads is no matter");
+    assert!(
+        matches!(daemon.ask(&Request::Hello), Answer::Ok(_)),
+        "the one that never reads is no matter"
+    );
 }
 
 #[test]
@@ -397,7 +400,7 @@ fn bug_124_twenty_clients_under_load_across_a_restart_keep_ledger_limits_and_pau
             }
         }
         let first = &mut processes[order[0]];
-        assert!(matches!(first.next(), ToLayer::Grant { .. }), "now it is");
+        assert!(matches!(first.answer(), ToLayer::Grant { .. }), "now it is");
         first.give_back(Bytes::mib(2));
         first.lease += Bytes::mib(2);
         let after = daemon.until("the ledger is as before", |s| leased(s) == held);
@@ -448,8 +451,8 @@ fn an_order_that_is_never_answered_is_given_up() {
     waits.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
     assert!(stuck.alloc(Bytes::mib(900)));
     let ask = waits.ask(ask_kind::ALLOC, Bytes::mib(500), false);
-    assert!(matches!(stuck.next(), ToLayer::Reclaim { .. }));
-    match waits.next() {
+    assert!(matches!(stuck.answer(), ToLayer::Reclaim { .. }));
+    match waits.answer() {
         ToLayer::Deny { ask: of, last, .. } => assert_eq!((of, last), (ask, false)),
         other => panic!("{other:?}"),
     }
@@ -567,11 +570,11 @@ fn the_event_log_replays_to_the_same_actions() {
     }
     assert!(x.alloc(Bytes::mib(900)));
     y.ask(ask_kind::ALLOC, Bytes::mib(500), true);
-    let ToLayer::Reclaim { order, bytes, .. } = x.next() else {
+    let ToLayer::Reclaim { order, bytes, .. } = x.answer() else {
         panic!("x gives way")
     };
     x.obey(order, bytes);
-    assert!(matches!(y.next(), ToLayer::Grant { .. }));
+    assert!(matches!(y.answer(), ToLayer::Grant { .. }));
     y.kill();
     daemon.until("y is gone", |s| s.tasks.len() == 2 && leased(s) < Bytes::mib(600));
     daemon.stop();
@@ -582,8 +585,11 @@ fn the_event_log_replays_to_the_same_actions() {
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(!text.contains("token"), "no capability is logged");
     // A log that was tampered with is told from one that was not.
-    let forged: String =
-        text.lines().filter(|line| !line.contains("\"client_joined\"")).map(|line| format!("{line}\n")).collect();
+    let forged: String = text
+        .lines()
+        .filter(|line| !line.contains("\"client_joined\""))
+        .map(|line| format!("{line}\n"))
+        .collect();
     std::fs::write(&log, forged).unwrap();
     assert!(replay(&log).unwrap().divergence.is_some());
 }

@@ -62,7 +62,7 @@ fn bug_010_two_clients_that_ask_at_once_do_not_both_get_the_last_bytes() {
     }
     for round in 0..3000 {
         let asks = [0, 1].map(|i| pair[i].ask(ask_kind::ALLOC, Bytes::mib(600), true));
-        let granted = [0, 1].map(|i| match pair[i].next() {
+        let granted = [0, 1].map(|i| match pair[i].answer() {
             ToLayer::Grant { ask, bytes, .. } => {
                 assert_eq!((ask, bytes), (asks[i], Bytes::mib(600)));
                 true
@@ -99,7 +99,7 @@ fn bug_010_a_client_killed_between_ask_and_use_leaves_no_bytes_behind() {
         client.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
         client.ask(ask_kind::ALLOC, Bytes::mib(600), true);
         if round % 2 == 0 {
-            client.next();
+            client.answer();
         }
         client.kill();
         daemon_has(&daemon, Bytes::ZERO, round);
@@ -180,13 +180,13 @@ fn bug_040_an_ask_waits_for_an_idle_neighbour_instead_of_failing() {
     let ask = b.ask(ask_kind::ALLOC, Bytes::mib(512), true);
     let ToLayer::Reclaim {
         order, bytes, reason, ..
-    } = a.next()
+    } = a.answer()
     else {
         panic!("a is asked")
     };
     assert!(bytes >= Bytes::mib(408) && !reason.is_empty(), "{bytes}");
     a.obey(order, bytes);
-    match b.next() {
+    match b.answer() {
         ToLayer::Grant { ask: of, bytes, .. } => assert_eq!((of, bytes), (ask, Bytes::mib(512))),
         other => panic!("{other:?}"),
     }
@@ -293,11 +293,11 @@ fn a_reclaim_to_a_program_that_is_not_connected_fails_and_others_are_chosen() {
             .any(|p| p.state == "not_connected")
     });
     let ask = asks.ask(ask_kind::ALLOC, Bytes::mib(300), true);
-    let ToLayer::Reclaim { order, bytes, .. } = there.next() else {
+    let ToLayer::Reclaim { order, bytes, .. } = there.answer() else {
         panic!("the connected one is asked")
     };
     there.obey(order, bytes);
-    assert!(matches!(asks.next(), ToLayer::Grant { ask: of, .. } if of == ask));
+    assert!(matches!(asks.answer(), ToLayer::Grant { ask: of, .. } if of == ask));
 }
 
 #[test]
@@ -384,7 +384,7 @@ impl Witness {
     fn works(&mut self) {
         let ask = self.0.ask(ask_kind::ALLOC, Bytes::mib(2), true);
         loop {
-            match self.0.next() {
+            match self.0.answer() {
                 ToLayer::Grant { ask: of, bytes, .. } if of == ask => {
                     assert_eq!(bytes, Bytes::mib(2));
                     self.0.lease += bytes;

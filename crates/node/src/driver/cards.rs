@@ -125,7 +125,14 @@ impl Driver {
         let id = self
             .device_named(card.uuid)
             .unwrap_or_else(|| self.new_device(card.uuid));
-        let known = |pid| self.by_pid.contains_key(&pid) || self.departed.contains_key(&pid);
+        // Ours is who has a session: a program of a task that passes the library by is as foreign as any.
+        let session = |pid: &u32| {
+            self.by_pid
+                .get(pid)
+                .and_then(|key| self.processes.get(key))
+                .is_some_and(|p| !p.peers.is_empty())
+        };
+        let known = |pid| session(&pid) || self.departed.contains_key(&pid);
         let visible = |pid: u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
         let foreign = card
             .processes
@@ -234,7 +241,7 @@ impl Driver {
         Some(id)
     }
 
-    /// A process is gone: what NVML still shows of it is on its way out.
+    /// A process with a session is gone: what NVML still shows of it is on its way out.
     pub(super) fn note_departed(&mut self, pid: u32) {
         let now: Time = self.now();
         self.departed.insert(pid, now);

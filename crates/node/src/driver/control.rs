@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use ebb_policy::{Event, Outcome, Refusal, TaskSpec};
+use ebb_policy::{Event, Outcome, Refusal, TaskSpec, Time};
 use ebb_protocol::ToLayer;
 use ebb_protocol::control::{Answer, Failure, Payload, Request, write_line};
 use ebb_units::{Bytes, ClientId, Priority, TaskId};
@@ -20,6 +20,8 @@ use crate::{say, sys};
 const MAX_REQUEST: usize = 64 << 10;
 /// What may wait for a reader.
 const MAX_OUT: usize = 16 << 20;
+/// Connections of one user.
+const MAX_CONNS: usize = 512;
 /// How long a pause waits if the caller does not say.
 const PAUSE_WAIT: Duration = Duration::from_secs(15);
 /// The longest that a caller may have it wait.
@@ -54,6 +56,7 @@ pub(super) struct PauseWait {
     control: ControlId,
     task: TaskId,
     wait: Duration,
+    deadline: Time,
     blocked: Option<(ClientId, Outcome)>,
     done: Option<Bytes>,
 }
@@ -106,6 +109,16 @@ impl Driver {
 
     fn welcome_control(&mut self, fd: OwnedFd) {
         let Ok(cred) = sys::peer(&fd) else { return };
+        // One user's connections must not use up everybody's descriptors.
+        if self
+            .controls
+            .values()
+            .filter(|conn| conn.cred.uid == cred.uid)
+            .count()
+            >= MAX_CONNS
+        {
+            return;
+        }
         let id = self.new_id();
         if self
             .watch(&fd, Source::Control(id), epoll::EventFlags::IN)
@@ -151,8 +164,10 @@ impl Driver {
                         self.close_control(id);
                     } else if let Some(conn) = self.controls.get(&id) {
                         // Level-triggered: without this the end would be told again and again.
+                        let mut wanted = epoll::EventFlags::empty();
+                        wanted.set(epoll::EventFlags::OUT, !conn.output.is_empty());
                         let data = epoll::EventData::new_u64(Source::Control(id).to_u64());
-                        let _ = epoll::modify(&self.epoll, &conn.fd, data, epoll::EventFlags::OUT);
+                        let _ = epoll::modify(&self.epoll, &conn.fd, data, wanted);
                     }
                     return;
                 }
@@ -208,8 +223,19 @@ impl Driver {
                 }
             };
             if let Reply::Now(answer) = reply {
-                self.answer(id, &answer);
+                if let Some(conn) = self.controls.get_mut(&id) {
+                    conn.waiting = false;
+                }
+                self.write_control(id, &answer);
             }
+        }
+    }
+
+    /// Goes on with the requests that waited behind one that is answered by now. Apart from [`Self::answer`], which may
+    /// run amid the arbiter's actions.
+    pub(super) fn go_on_with_requests(&mut self) {
+        while let Some(id) = self.unblocked.pop() {
+            self.handle_lines(id);
         }
     }
 
@@ -224,10 +250,13 @@ impl Driver {
             Request::List => Reply::Now(Answer::Ok(Payload::List(self.snapshot()))),
             Request::Watch { interval_ms } => {
                 let interval = Duration::from_millis(interval_ms.clamp(50, 3_600_000));
-                if let Some(conn) = self.controls.get_mut(&id) {
-                    conn.watch = Some(interval);
+                let before = self
+                    .controls
+                    .get_mut(&id)
+                    .and_then(|conn| conn.watch.replace(interval));
+                if before.is_none() {
+                    self.after(interval, Timer::Watch(id));
                 }
-                self.after(interval, Timer::Watch(id));
                 Reply::Now(Answer::Ok(Payload::List(self.snapshot())))
             }
             Request::Pause { task, wait_ms } => self.with_task(id, &task, |this, task| {
@@ -335,10 +364,12 @@ impl Driver {
             known.paused = true;
         }
         self.state_dirty = true;
+        let deadline = self.now().after(wait);
         self.pauses.push(PauseWait {
             control,
             task,
             wait,
+            deadline,
             blocked: None,
             done: None,
         });
@@ -389,11 +420,10 @@ impl Driver {
 
     /// A pause that did not work in time is taken back: the caller is told that nothing was changed.
     pub(super) fn pause_timed_out(&mut self, control: ControlId) {
-        let Some(at) = self
-            .pauses
-            .iter()
-            .position(|wait| wait.control == control && wait.done.is_none())
-        else {
+        // An earlier pause over the same connection had a timer of its own.
+        let now = self.now();
+        let over = |wait: &PauseWait| wait.control == control && wait.done.is_none() && wait.deadline <= now;
+        let Some(at) = self.pauses.iter().position(over) else {
             return;
         };
         let PauseWait {
@@ -615,9 +645,8 @@ impl Driver {
             return;
         };
         conn.waiting = false;
+        self.unblocked.push(id);
         self.write_control(id, answer);
-        // The next one may be waiting behind it.
-        self.handle_lines(id);
     }
 
     fn write_control(&mut self, id: ControlId, answer: &Answer) {

@@ -4,6 +4,7 @@
 //! may block is done by workers ([`crate::worker`]). A peer can cost the driver no more than a bounded queue.
 
 mod cards;
+mod conns;
 mod control;
 mod peers;
 mod tasks;
@@ -30,8 +31,9 @@ use crate::say;
 use crate::statefile::StateFile;
 use crate::worker::{FromWorker, Waker, Worker};
 use cards::Device;
+use conns::LayerConn;
 use control::ControlConn;
-use peers::{LayerConn, Peer};
+use peers::Peer;
 use tasks::{Process, Recovery, Retired, Task};
 use timers::Timer;
 
@@ -137,6 +139,8 @@ pub(crate) struct Driver {
     controls: BTreeMap<ControlId, ControlConn>,
     pauses: Vec<control::PauseWait>,
     queries: BTreeMap<u64, control::QueryWait>,
+    /// Answered, with more requests waiting behind.
+    unblocked: Vec<ControlId>,
     unsaved: Vec<(u64, ControlId, ebb_protocol::control::Answer)>,
 
     next_id: u64,
@@ -210,6 +214,7 @@ impl Driver {
             controls: BTreeMap::new(),
             pauses: Vec::new(),
             queries: BTreeMap::new(),
+            unblocked: Vec::new(),
             unsaved: Vec::new(),
             next_id: 1,
             next_task,
@@ -296,6 +301,9 @@ impl Driver {
         say::info!("stopping; programs go on with what they have");
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         self.save_state();
+        // On the disk before the place is free for the next daemon.
+        self.state_worker = None;
+        self.log = None;
         Ok(())
     }
 
@@ -325,16 +333,22 @@ impl Driver {
 
     /// What is done once after all that happened at one moment.
     fn finish_round(&mut self) {
-        self.settle();
-        if std::mem::take(&mut self.arena_dirty) {
-            self.pump_arena();
+        loop {
+            self.settle();
+            if std::mem::take(&mut self.arena_dirty) {
+                self.pump_arena();
+                self.settle();
+            }
+            self.tell_limits();
+            if std::mem::take(&mut self.state_dirty) {
+                self.save_state();
+            }
+            self.answer_pauses();
+            if self.unblocked.is_empty() {
+                break;
+            }
+            self.go_on_with_requests();
         }
-        self.settle();
-        self.tell_limits();
-        if std::mem::take(&mut self.state_dirty) {
-            self.save_state();
-        }
-        self.answer_pauses();
         self.note_idleness();
     }
 
@@ -574,7 +588,6 @@ impl Driver {
         let old = &self.config;
         let fixed = [
             ("scope", old.scope != new.scope),
-            ("state_dir", old.state_dir != new.state_dir),
             ("nvml", old.nvml != new.nvml),
             (
                 "policy",

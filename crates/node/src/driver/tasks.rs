@@ -109,7 +109,9 @@ impl Driver {
         if self.by_pid.get(&dead.pid) == Some(&key) {
             self.by_pid.remove(&dead.pid);
         }
-        self.note_departed(dead.pid);
+        if !dead.peers.is_empty() {
+            self.note_departed(dead.pid);
+        }
         for peer in dead.peers {
             self.remove_peer(peer);
         }

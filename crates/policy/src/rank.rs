@@ -22,9 +22,10 @@ use crate::time::{Time, nanos};
 pub(crate) struct Candidate {
     pub(crate) client: ClientId,
     pub(crate) task: TaskId,
-    /// With all that it asks for, its task stays within its request.
+    /// With that, its task stays within its request.
     pub(crate) guaranteed: bool,
-    /// What it asks for.
+    /// What it is served with next: all that it wants back, and the oldest of its allocations. The later ones compete
+    /// anew, so that one too many does not stop the others.
     pub(crate) need: Bytes,
     /// Evicted bytes that it has not asked for yet, but will have to.
     pub(crate) later: Bytes,
@@ -154,7 +155,11 @@ impl Arbiter {
 
     fn candidate(&self, id: ClientId, c: &Client, sums: &Sums) -> Candidate {
         let back = c.asked(AskKind::Restore);
-        let new = c.asked(AskKind::Alloc);
+        let new = c
+            .asks
+            .iter()
+            .find(|a| a.kind == AskKind::Alloc)
+            .map_or(Bytes::ZERO, |a| a.left);
         let since = c.asks.iter().map(|a| a.since).min().unwrap_or(self.now);
         let after = sums[&c.task].footprint.saturating_add(new);
         Candidate {

@@ -281,7 +281,10 @@ impl Arbiter {
             .saturating_sub(ordered)
     }
 
-    /// Takes back what the device does not have (any more): from the idle first, from the protected last.
+    /// Takes back what the device does not have (any more): unused lease, then from the idle, then from those who wait.
+    ///
+    /// Clients that run keep what they use: it is there, or the driver would not have given it. What is over by the books
+    /// is the reserve, and evicting a program for that could stop it for good. Nothing is granted until the sum is right.
     fn shrink_device(&mut self, device: DeviceId, out: &mut Vec<Action>) {
         let mut left = self.excess_of_device(device);
         if left.is_zero() {
@@ -304,7 +307,11 @@ impl Arbiter {
             orders.push((*id, n, Depth::Unused));
         }
         for order in &mut orders {
-            let n = left.min(self.clients[&order.0].movable().saturating_sub(order.1));
+            let c = &self.clients[&order.0];
+            if self.active(c) && !c.suspended() {
+                continue;
+            }
+            let n = left.min(c.movable().saturating_sub(order.1));
             left = left.saturating_sub(n);
             if !n.is_zero() {
                 order.1 = order.1.saturating_add(n);
@@ -467,12 +474,11 @@ impl Arbiter {
             bytes <= self.limit_room(client.task, client.device),
             "a grant never passes the limit"
         );
-        let restore_time = {
-            let back = self.devices[&client.device].back;
-            let all = client.incoming.saturating_add(bytes);
-            // Twice the estimate, and what a client may take to answer: only a fallback for news that never come.
-            nanos(self.config.order_timeout).saturating_add(back.time(all).saturating_mul(2))
-        };
+        let d = &self.devices[&client.device];
+        let gathered = d.gathering == Some(id);
+        let own_cost = d.back.time(client.incoming.saturating_add(bytes));
+        // Twice the estimate, and what a client may take to answer: only a fallback for news that never come.
+        let restore_time = nanos(self.config.order_timeout).saturating_add(own_cost.saturating_mul(2));
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
@@ -492,6 +498,9 @@ impl Arbiter {
         if kind == AskKind::Restore {
             c.incoming = c.incoming.saturating_add(bytes);
             if !c.wants_back() {
+                if !gathered {
+                    c.turn_cost = own_cost;
+                }
                 c.restoring_until = Time(now.0.saturating_add(restore_time));
                 c.turn_start = now;
             }
@@ -499,8 +508,9 @@ impl Arbiter {
             // It was stopped for want of this; its turn starts here.
             c.turn_start = now;
         }
-        let (device, done) = (c.device, c.asks.is_empty());
-        if done
+        let served = !c.wants_back() && (c.asks.is_empty() || (complete && kind == AskKind::Alloc));
+        let device = c.device;
+        if served
             && let Some(d) = self.devices.get_mut(&device)
             && d.gathering == Some(id)
         {

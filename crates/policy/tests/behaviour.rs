@@ -315,6 +315,148 @@ fn a_higher_priority_goes_first_after_the_shortest_turn() {
 }
 
 #[test]
+fn a_turn_is_worth_the_copying_that_it_was_bought_with() {
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 60);
+    d.pass(2 * SECOND);
+    d.job(2, spec(), 40);
+    let ask = d.alloc(2, 60);
+    let (order, ..) = d.order_to(1);
+    d.obey(1, order, 60);
+    assert_eq!(d.granted(2, ask), gib(60));
+    // The second one paid for 60 GiB out, 1.2 seconds: a small third one does not send it away after one.
+    d.job(3, spec(), 0);
+    d.alloc(3, 1);
+    d.pass_using(11 * SECOND, &[2]);
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    d.pass_using(2 * SECOND, &[2]);
+    assert_eq!(d.order_to(2).1, gib(1));
+}
+
+#[test]
+fn what_is_being_copied_in_is_let_arrive() {
+    let slow = PolicyConfig {
+        out_rate: 5 << 30,
+        in_rate: 5 << 30,
+        ..config()
+    };
+    let mut d = Desk::with(slow, 100);
+    d.job(1, priority(Priority::Low), 50);
+    d.pass(60 * SECOND);
+    let (order, ..) = d.order_to(1);
+    d.progress(1, order, 50);
+    d.tell(Event::ReclaimDone {
+        client: ClientId(1),
+        order,
+        outcome: Outcome::Done,
+        copied: gib(50),
+        nanos: 0,
+    });
+    let back = d.restore(1, 50);
+    assert_eq!(d.granted(1, back), gib(50));
+    d.job(2, priority(Priority::High), 0);
+    d.alloc(2, 75);
+    // The copy takes ten seconds. The shortest turn begins after it.
+    d.pass(10 * SECOND);
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    d.tell(Event::Restored {
+        client: ClientId(1),
+        copied: gib(50),
+        nanos: 0,
+    });
+    d.pass_using(Duration::from_millis(900), &[1]);
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    d.pass_using(Duration::from_millis(200), &[1]);
+    assert_eq!(d.order_to(1).3, turn_ended(2));
+}
+
+#[test]
+fn orders_under_way_count_against_what_a_request_leaves() {
+    let mut d = Desk::new(100);
+    d.job(1, no_release(50), 40);
+    d.join(2, 1);
+    let ask = d.alloc(2, 40);
+    assert_eq!(d.granted(2, ask), gib(40));
+    d.pass(2 * SECOND);
+    d.job(3, spec(), 0);
+    // The task has 30 above its request; 20 of them are ordered. The second ask of the same client waits its time.
+    let first = d.alloc(3, 40);
+    let (order, bytes, ..) = d.order_to(1);
+    assert_eq!(bytes, gib(20));
+    let second = d.alloc(3, 25);
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    d.obey(1, order, 20);
+    assert_eq!((d.granted(3, first), d.granted(3, second)), (gib(40), gib(0)));
+    // 10 are left above the request: not enough for the second.
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    let third = d.alloc(3, 10);
+    assert!(d.orders().is_empty(), "the oldest comes first: {:?}", d.last);
+    d.tell(Event::AskCancelled {
+        client: ClientId(3),
+        ask: second,
+    });
+    let (order, bytes, ..) = d.order_to(1);
+    assert_eq!(bytes, gib(10));
+    d.obey(1, order, 10);
+    assert_eq!(d.granted(3, third), gib(10));
+}
+
+#[test]
+fn early_turns_of_a_higher_priority_wait_until_the_copying_is_paid_for() {
+    let mut d = Desk::new(100);
+    d.job(1, priority(Priority::Low), 75);
+    d.pass_using(2 * SECOND, &[1]);
+    d.job(2, priority(Priority::High), 0);
+    d.alloc(2, 75);
+    let (order, ..) = d.order_to(1);
+    d.obey(1, order, 50);
+    d.pass_using(2 * SECOND, &[2]);
+    // The one that goes first idles for a moment; the other one comes back.
+    d.pass(2 * SECOND);
+    d.restore(1, 50);
+    let (order, ..) = d.order_to(2);
+    d.obey(2, order, 50);
+    d.restored(1, 50);
+    // Three seconds of copying are worth thirty of work; a full turn takes twenty.
+    d.restore(2, 50);
+    d.pass_using(19 * SECOND, &[1]);
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    d.pass_using(2 * SECOND, &[1]);
+    assert_eq!(d.order_to(1).3, turn_ended(2));
+}
+
+#[test]
+fn a_request_takes_over_what_is_being_gathered_for_a_burst() {
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 60);
+    d.job(2, spec(), 40);
+    d.pass(2 * SECOND);
+    d.touch(2);
+    let more = d.alloc(2, 40);
+    let (order, ..) = d.order_to(1);
+    d.obey(1, order, 40);
+    assert_eq!(d.granted(2, more), gib(40));
+    d.pass(2 * SECOND);
+    let back = d.restore(1, 40);
+    let (order, bytes, ..) = d.order_to(2);
+    assert_eq!(bytes, gib(40));
+    d.progress(2, order, 10);
+    assert_eq!(d.granted(1, back), gib(10));
+    d.job(3, request(30), 0);
+    let own = d.alloc(3, 30);
+    for _ in 0..2 {
+        d.progress(2, order, 10);
+        assert_eq!((d.granted(1, back), d.granted(3, own)), (gib(0), gib(0)));
+    }
+    d.progress(2, order, 10);
+    assert_eq!(d.granted(3, own), gib(30));
+    // The first one goes on to be served from the rest.
+    d.done(2, order, Outcome::Done, 40);
+    let (_, bytes, ..) = d.order_to(2);
+    assert_eq!(bytes, gib(30));
+}
+
+#[test]
 fn idling_earns_no_credit() {
     let mut d = Desk::new(100);
     d.job(1, spec(), 75);
@@ -648,6 +790,24 @@ fn after_a_refusal_another_victim_is_found() {
 }
 
 #[test]
+fn the_only_victim_is_tried_again_when_its_pause_is_over() {
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 100);
+    d.pass(2 * SECOND);
+    d.job(2, spec(), 0);
+    let ask = d.alloc(2, 40);
+    let (order, ..) = d.order_to(1);
+    d.done(1, order, Outcome::Busy, 0);
+    assert!(d.orders().is_empty());
+    d.pass(Duration::from_millis(499));
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    d.pass(Duration::from_millis(1));
+    let (order, ..) = d.order_to(1);
+    d.obey(1, order, 40);
+    assert_eq!(d.granted(2, ask), gib(40));
+}
+
+#[test]
 fn an_order_without_an_answer_is_given_up() {
     let mut d = Desk::new(100);
     d.job(1, spec(), 50);
@@ -898,6 +1058,38 @@ fn unmanaged_memory_is_promised_to_nobody_and_taken_from_the_idle() {
     assert_eq!(d.free(), gib(0));
     let ask = d.alloc(2, 1);
     assert_eq!(d.granted(2, ask), gib(0));
+}
+
+#[test]
+fn a_running_client_is_not_stopped_for_the_books() {
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 100);
+    d.pass_using(2 * SECOND, &[1]);
+    let overhead = Usage {
+        resident: gib(98),
+        overhead: gib(1),
+        cached: gib(1),
+        ..Usage::default()
+    };
+    d.usage(1, overhead);
+    let (order, bytes, depth, _) = d.order_to(1);
+    assert_eq!((bytes, depth), (gib(1), Depth::Unused));
+    d.progress(1, order, 1);
+    d.done(1, order, Outcome::Done, 0);
+    d.tell(Event::Device {
+        device: GPU,
+        capacity: gib(100),
+        unmanaged: gib(8),
+    });
+    let (order, bytes, depth, _) = d.order_to(1);
+    assert_eq!((bytes, depth), (gib(2), Depth::Unused));
+    d.progress(1, order, 2);
+    d.done(1, order, Outcome::Done, 0);
+    d.pass_using(10 * SECOND, &[1]);
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    // When it idles, the books are put right.
+    d.pass(2 * SECOND);
+    assert!(d.orders().iter().any(|o| o.3 == Depth::Evict), "{:?}", d.last);
 }
 
 #[test]

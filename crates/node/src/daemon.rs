@@ -1,6 +1,8 @@
 //! [`Daemon`]: everything put together.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::Resource;
@@ -59,18 +61,27 @@ impl StartError {
 #[derive(Debug)]
 pub struct Daemon {
     driver: Driver,
-    answers: Answers,
+    handle: Handle,
     socket_dir: PathBuf,
 }
 
 /// Stops a daemon from another thread.
 #[derive(Clone, Debug)]
-pub struct Handle(Answers);
+pub struct Handle {
+    answers: Answers,
+    wakeups: Arc<AtomicU64>,
+}
 
 impl Handle {
     /// Asks the daemon to end.
     pub fn stop(&self) {
-        self.0.send(FromWorker::Stop);
+        self.answers.send(FromWorker::Stop);
+    }
+
+    /// How often its driver was woken so far. An idle daemon sleeps.
+    #[must_use]
+    pub fn wakeups(&self) -> u64 {
+        self.wakeups.load(Ordering::Relaxed)
     }
 }
 
@@ -142,6 +153,10 @@ impl Daemon {
             None => None,
         };
         let socket_dir = config.socket_dir.clone();
+        let handle = Handle {
+            answers,
+            wakeups: Arc::new(AtomicU64::new(0)),
+        };
         let parts = Parts {
             config,
             config_path: config_path.map(Path::to_path_buf),
@@ -155,11 +170,12 @@ impl Daemon {
             log,
             state_worker,
             saved,
+            wakeups: handle.wakeups.clone(),
         };
         let driver = Driver::new(parts).map_err(system("epoll"))?;
         Ok(Self {
             driver,
-            answers,
+            handle,
             socket_dir,
         })
     }
@@ -173,7 +189,7 @@ impl Daemon {
     /// For stopping it from elsewhere.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle(self.answers.clone())
+        self.handle.clone()
     }
 
     /// Serves until it is told to stop: by a signal, by `ebb daemon --stop`, by its handle, or by having no task for `idle_exit`.

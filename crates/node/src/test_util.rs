@@ -120,6 +120,12 @@ impl TestDaemon {
         }
     }
 
+    /// How often its driver was woken so far.
+    #[must_use]
+    pub fn wakeups(&self) -> u64 {
+        self.handle.wakeups()
+    }
+
     /// A connection of a command line.
     ///
     /// # Panics

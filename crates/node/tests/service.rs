@@ -133,6 +133,68 @@ fn a_pause_that_does_not_work_in_time_says_busy_and_changes_nothing() {
 }
 
 #[test]
+fn a_pause_is_not_ended_by_the_timer_of_an_earlier_one() {
+    let dir = folder();
+    let daemon = TestDaemon::start(dir.path(), "");
+    let _ = daemon.task("empty", Bytes::ZERO, None);
+    let mut process = daemon.process(daemon.task("full", Bytes::ZERO, None));
+    process.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
+    assert!(process.alloc(Bytes::mib(20)));
+    let mut control = daemon.control();
+    assert!(message(control.ask(&pause("empty", 50))).contains("paused"));
+    control.send(&pause("full", 30_000));
+    let ToLayer::Reclaim { order, bytes, .. } = process.answer() else {
+        panic!("it is asked")
+    };
+    // The first one's time passes.
+    assert_eq!(process.poll(Duration::from_millis(200)), None);
+    process.obey(order, bytes);
+    process.usage(Bytes::ZERO, Bytes::mib(20), 1);
+    assert!(message(control.answer()).contains("paused"));
+}
+
+#[test]
+fn an_idle_daemon_sleeps() {
+    let dir = folder();
+    let daemon = TestDaemon::start(dir.path(), "");
+    let mut client = daemon.client(NO_TOKEN);
+    client.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
+    assert!(client.alloc(Bytes::mib(2)));
+    assert!(matches!(daemon.ask(&Request::Hello), Answer::Ok(_)));
+    let before = daemon.wakeups();
+    std::thread::sleep(Duration::from_millis(500));
+    let woken = daemon.wakeups() - before;
+    assert!(woken < 50, "woken {woken} times for nothing");
+}
+
+#[test]
+fn a_caller_that_half_closes_and_waits_costs_no_time() {
+    use std::io::{BufRead, BufReader};
+    let dir = folder();
+    let daemon = TestDaemon::start(dir.path(), "[event_log]\nenabled = false");
+    let mut process = daemon.process(daemon.task("slow", Bytes::ZERO, None));
+    process.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
+    assert!(process.alloc(Bytes::mib(20)));
+    let mut stream = std::os::unix::net::UnixStream::connect(daemon.socket_dir().join("ctl.sock")).unwrap();
+    stream
+        .write_all(b"{\"op\":\"pause\",\"task\":\"slow\",\"wait_ms\":30000}\n")
+        .unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let ToLayer::Reclaim { order, bytes, .. } = process.answer() else {
+        panic!("it is asked")
+    };
+    let busy_before = daemon.wakeups();
+    std::thread::sleep(Duration::from_millis(300));
+    let woken = daemon.wakeups() - busy_before;
+    assert!(woken < 100, "woken {woken} times for nothing");
+    process.obey(order, bytes);
+    process.usage(Bytes::ZERO, Bytes::mib(20), 1);
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    assert!(line.contains("paused"), "{line}");
+}
+
+#[test]
 fn a_pause_of_a_task_without_memory_is_done_at_once_and_one_that_ends_is_told() {
     let dir = folder();
     let daemon = TestDaemon::start(dir.path(), "");
@@ -334,6 +396,19 @@ fn bad_lines_are_answered_and_endless_ones_end_the_connection() {
     assert!(matches!(&answers[0], Answer::Error(failure) if failure.usage));
     assert!(matches!(&answers[1], Answer::Error(failure) if failure.usage));
     assert!(matches!(&answers[2], Answer::Ok(Payload::Hello { .. })));
+    // Many at once, and one that waits in the middle.
+    let _ = daemon.task("many", Bytes::ZERO, None);
+    let mut stream = connect();
+    let mut lines = "{\"op\":\"hello\"}\n".repeat(1000);
+    lines += &"{\"op\":\"pause\",\"task\":\"many\"}\n{\"op\":\"resume\",\"task\":\"many\"}\n".repeat(500);
+    stream.write_all(lines.as_bytes()).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let answers: Vec<Answer> = BufReader::new(stream)
+        .lines()
+        .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+        .collect();
+    assert_eq!(answers.len(), 2000);
+    assert!(answers.iter().all(|answer| matches!(answer, Answer::Ok(_))));
     let mut endless = connect();
     let _ = endless.write_all(&vec![b'a'; 1 << 20]);
     let mut rest = Vec::new();

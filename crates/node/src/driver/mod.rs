@@ -14,6 +14,8 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -147,6 +149,7 @@ pub(crate) struct Driver {
     next_task: u64,
     next_client: u64,
     idle_since: Time,
+    wakeups: Arc<AtomicU64>,
     stop: bool,
 }
 
@@ -164,6 +167,7 @@ pub(crate) struct Parts {
     pub log: Option<EventLog>,
     pub state_worker: Option<Worker<StateFile>>,
     pub saved: StateFile,
+    pub wakeups: Arc<AtomicU64>,
 }
 
 impl Driver {
@@ -220,6 +224,7 @@ impl Driver {
             next_task,
             next_client: 1,
             idle_since: Time(0),
+            wakeups: parts.wakeups,
             stop: false,
         };
         driver.listen()?;
@@ -288,6 +293,7 @@ impl Driver {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
+            self.wakeups.fetch_add(1, Ordering::Relaxed);
             for event in &events {
                 let (data, flags) = (event.data, event.flags);
                 if let Some(source) = Source::from_u64(data.u64()) {

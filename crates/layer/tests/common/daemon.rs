@@ -69,10 +69,13 @@ impl Daemon {
                         };
                         let mut state = state.lock().expect("no panic");
                         match message {
+                            // The test may have stopped listening.
                             ToDaemon::ReclaimDone { outcome, copied, .. } => {
-                                drop(done.send((outcome, copied.0)))
+                                let _ = done.send((outcome, copied.0));
                             }
-                            ToDaemon::Restored { copied, .. } => drop(restored.send(copied.0)),
+                            ToDaemon::Restored { copied, .. } => {
+                                let _ = restored.send(copied.0);
+                            }
                             other => state.answer(number, &fd, limit, other),
                         }
                     }

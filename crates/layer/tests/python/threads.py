@@ -31,4 +31,5 @@ before = info()[0]
 threads = [threading.Thread(target=worker, args=(n,)) for n in range(64)]
 [t.start() for t in threads]
 [t.join() for t in threads]
-print("failures", failures, "even", info()[0] == before)
+after = info()[0]
+print("failures", failures, "even", after == before or (before, after, report()))

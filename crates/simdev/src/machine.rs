@@ -125,22 +125,27 @@ impl Machine {
         };
         std::fs::create_dir_all(&config.dir).map_err(io_error(&config.dir))?;
         let path = config.dir.join("machine");
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_CLOEXEC)
-            .open(&path)
-            .map_err(io_error(&path))?;
+        let open = || {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_CLOEXEC)
+                .open(&path)
+                .map_err(io_error(&path))
+        };
+        // Two descriptions: a mapping holds on to the one that it was made from, also in a forked child, and the locks must not
+        // live as long as that.
+        let (file, mapped_from) = (open()?, open()?);
         lock_bytes(file.as_raw_fd(), libc::F_WRLCK, LEDGER_LOCK, true).map_err(io_error(&path))?;
         let size = size_of::<MachineFile>() as u64;
         let old = file.metadata().map_err(io_error(&path))?.len();
         if old < size {
             file.set_len(size).map_err(io_error(&path))?;
         }
-        let mapped = map(&file, size_of::<MachineFile>()).map_err(io_error(&path))?;
+        let mapped = map(&mapped_from, size_of::<MachineFile>()).map_err(io_error(&path))?;
         match mapped.magic.load(Ordering::Acquire) {
             0 => initialise(mapped, &config),
             MAGIC => {}

@@ -13,7 +13,7 @@ use crate::event::Event;
 use crate::graph::{Exec, Graph};
 use crate::handles::Table;
 use crate::memory::Memory;
-use crate::memory::phys::{Arena, Phys};
+use crate::memory::phys::{Arena, Phys, abandon_objects_after_fork};
 use crate::module::{Function, Library, Module};
 use crate::pool::Pool;
 use crate::stream::Stream;
@@ -157,6 +157,7 @@ fn open() -> Result<(&'static Machine, &'static Arena, Memory), String> {
 /// Runs in a child right after the fork, when only this thread exists: closes what would keep the parent's memory alive.
 extern "C" fn in_forked_child() {
     entry::set_forked();
+    abandon_objects_after_fork();
     if let Some(process) = PROCESS.get() {
         process.machine.abandon_after_fork();
         // SAFETY: closing is all that happens to this descriptor in the child, where every later call is turned away. The

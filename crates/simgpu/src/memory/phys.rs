@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ebb_abi::{CUmemAllocationProp, CUresult};
@@ -43,6 +43,43 @@ impl Arena {
     /// The descriptor's number.
     pub(crate) fn fd(&self) -> i32 {
         self.fd.as_raw_fd()
+    }
+}
+
+/// The descriptors of objects, for a forked child to close. A list of plain numbers, because a child may take no lock; an object beyond
+/// its end works, but stays alive as long as a child that was forked meanwhile.
+static OBJECT_FDS: [AtomicI32; 8192] = [const { AtomicI32::new(-1) }; 8192];
+
+fn note_object(fd: i32) {
+    for place in &OBJECT_FDS {
+        if place
+            .compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            return;
+        }
+    }
+}
+
+fn forget_object(fd: i32) {
+    for place in &OBJECT_FDS {
+        if place
+            .compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            return;
+        }
+    }
+}
+
+/// In a forked child: lets go of the parent's objects. Takes no lock and allocates nothing.
+pub(crate) fn abandon_objects_after_fork() {
+    for place in &OBJECT_FDS {
+        let fd = place.swap(-1, Ordering::AcqRel);
+        if fd >= 0 {
+            // SAFETY: the descriptor is the driver's own, and nothing of the driver runs in the child.
+            unsafe { libc::close(fd) };
+        }
     }
 }
 
@@ -103,6 +140,7 @@ impl Phys {
             Some(device) if exportable => match machine.create_object(device, bytes) {
                 Ok(Some(object)) => {
                     let fd = object.fd();
+                    note_object(fd);
                     Backing::Object(Mutex::new(Some(object)), fd)
                 }
                 Ok(None) => return Err(CUresult::ERROR_OUT_OF_MEMORY),
@@ -148,6 +186,7 @@ impl Phys {
         properties: CUmemAllocationProp,
     ) -> Arc<Self> {
         let (fd, device, bytes) = (object.fd(), object.device, object.bytes);
+        note_object(fd);
         Arc::new(Self {
             machine,
             arena,
@@ -254,7 +293,8 @@ impl Drop for Phys {
                     self.machine.credit(device, self.bytes);
                 }
             }
-            Backing::Object(object, _) => {
+            Backing::Object(object, fd) => {
+                forget_object(*fd);
                 if let Some(object) = object.lock().unwrap_or_else(PoisonError::into_inner).take() {
                     self.machine.release_object(object);
                 }

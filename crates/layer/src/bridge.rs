@@ -372,6 +372,12 @@ impl Running {
         }
     }
 
+    /// Whether an address lies in our ranges, but in no live allocation. Cached memory is mapped there, and the driver would
+    /// describe it; to the program it is freed.
+    pub(crate) fn is_vacant(&self, ptr: u64) -> bool {
+        self.engine.contains(ptr) && self.engine.lookup(ptr).is_none()
+    }
+
     /// What the program is told: total and free, from the driver's own.
     pub(crate) fn mem_info(&self, index: usize, free: u64, total: u64) -> (u64, u64) {
         match self.engine.mem_info(index) {

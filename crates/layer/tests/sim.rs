@@ -348,3 +348,84 @@ fn a_program_without_a_daemon_goes_on_alone() {
     assert_eq!(program.say("alloc"), "alloc 0 0");
     program.finish();
 }
+
+#[test]
+fn frees_keep_their_place_in_a_stream() {
+    let output = same("order");
+    assert!(
+        output.contains("busy still 600\n") && output.contains("wrong [0, 0, 0]\n"),
+        "{output}"
+    );
+    assert!(output.contains("quiet after a plain free 0\n"), "{output}");
+}
+
+#[test]
+fn memory_goes_with_its_context() {
+    let output = same("lives");
+    assert_eq!(output.matches("first gone True True 0\n").count(), 3, "{output}");
+    assert_eq!(output.matches("after True True\n").count(), 3, "{output}");
+}
+
+#[test]
+fn threads_work_on_while_memory_comes_and_goes() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "churn", true);
+    let daemon = under(&bench, &mut command, Bytes(u64::MAX));
+    let mut program = Told::start(&mut command);
+    let turns = |line: String| {
+        line.strip_prefix("turns ")
+            .and_then(|n| n.parse::<u64>().ok())
+            .expect("a number")
+    };
+    for _ in 0..12 {
+        let before = turns(program.say("turns"));
+        daemon.evict();
+        // Every thread has come round since: memory is there again for all.
+        while turns(program.say("turns")) < before + 2 {}
+    }
+    drop(program.child.stdin.take());
+    assert_eq!(program.line(), "bad []");
+    program.finish();
+}
+
+#[test]
+fn exit_with_memory_that_is_away() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "idle", true);
+    let daemon = under(&bench, &mut command, Bytes(u64::MAX));
+    let program = Told::start(&mut command);
+    assert!(daemon.evict() > 0);
+    program.finish();
+}
+
+#[test]
+fn frees_after_exit_has_begun() {
+    let bench = Bench::new();
+    let driver = sim().join("libcuda.so.1");
+    let program = bench.compile("at_exit.c", "at_exit", &[driver.to_str().expect("a plain path")]);
+    for _ in 0..5 {
+        assert_eq!(
+            run(&mut bench.command(&program, sim())),
+            "late fine\nearly fine\n"
+        );
+    }
+}
+
+#[test]
+fn the_report_says_what_happened() {
+    let bench = Bench::new();
+    let code = "from gpu import *\n\
+        init(); retain()\n\
+        a, m = alloc(3 * MIB), c_uint64()\n\
+        ok(cuda.cuMemAllocManaged(byref(m), c_size_t(4 * MIB), 1))\n\
+        h = ctypes.create_string_buffer(64)\n\
+        print('ipc', cuda.cuIpcGetMemHandle(h, c_uint64(a)))\n\
+        r = report()\n\
+        d = r['engine']['devices'][0]\n\
+        print(r['layer']['faults'], r['layer']['running'], d['allocations'], d['overhead'] == 4 * MIB)\n\
+        print(any('cuIpcGetMemHandle' in e['text'] for e in r['engine']['events']))\n\
+        print([p for p in d['pinned'] if 'managed' in str(p)] != [])";
+    let mut command = bench.command(Path::new("python3"), sim());
+    let output = run(command.args(["-B", "-c", code]).env("PYTHONPATH", PYTHON));
+    assert_eq!(output, "ipc 1\n0 True 1 True\nTrue\nTrue\n");
+}

@@ -117,6 +117,14 @@ pub(crate) unsafe extern "C-unwind" fn cuDeviceTotalMem(bytes: *mut u32, dev: CU
     result
 }
 
+/// The address to ask the driver about: for one that is ours and freed, one that nobody has, so that the answer is the
+/// driver's own for such addresses.
+fn ask_about(ptr: CUdeviceptr) -> CUdeviceptr {
+    const NOBODYS: CUdeviceptr = CUdeviceptr(8);
+    let vacant = with(|running| running.is_vacant(ptr.0).then_some(())).is_some();
+    if vacant { NOBODYS } else { ptr }
+}
+
 /// # Safety
 /// As the driver's function.
 #[unsafe(no_mangle)]
@@ -139,7 +147,7 @@ pub(crate) unsafe extern "C-unwind" fn cuMemGetAddressRange_v2(
             CUresult::SUCCESS
         }
         // SAFETY: the program's own call.
-        None => unsafe { real::cuMemGetAddressRange_v2(pbase, psize, dptr) },
+        None => unsafe { real::cuMemGetAddressRange_v2(pbase, psize, ask_about(dptr)) },
     }
 }
 
@@ -236,7 +244,7 @@ pub(crate) unsafe extern "C-unwind" fn cuPointerGetAttribute(
         return CUresult::SUCCESS;
     }
     // SAFETY: the program's own call.
-    unsafe { real::cuPointerGetAttribute(data, attribute, ptr) }
+    unsafe { real::cuPointerGetAttribute(data, attribute, ask_about(ptr)) }
 }
 
 /// # Safety
@@ -250,7 +258,7 @@ pub(crate) unsafe extern "C-unwind" fn cuPointerGetAttributes(
 ) -> CUresult {
     // The driver fills in what it knows of such memory; what is different about ours is written over that.
     // SAFETY: the program's own call.
-    let result = unsafe { real::cuPointerGetAttributes(numAttributes, attributes, data, ptr) };
+    let result = unsafe { real::cuPointerGetAttributes(numAttributes, attributes, data, ask_about(ptr)) };
     let count = numAttributes as usize;
     if !result.is_success() || count == 0 {
         return result;

@@ -41,3 +41,8 @@ print("free grows", info()[0] >= before + 10 * MIB, "double free", free(big))
 for p in small:
     ok(free(p), "free")
 print("double free", free(small[0]))
+print("of what was freed", address_range(big + 5), attribute(1, big), attribute(9, big + 77, c_int), attribute(11, small[0]))
+for v in values:
+    v.value = 3
+ok(cuda.cuPointerGetAttributes(5, which, places, c_uint64(big)), "attributes")
+print("list", [v.value for v in values][:2])

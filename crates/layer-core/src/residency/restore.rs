@@ -162,7 +162,10 @@ fn ask(core: &Core, state: &mut crate::device::State) -> bool {
 
 /// After a failure: how long to pause, or `None` after the waiting threads were told.
 fn give_up_or_pause(core: &Core, state: &mut crate::device::State) -> Option<Duration> {
-    let failing = state.failing?;
+    let Some(failing) = state.failing else {
+        // A chunk that was under way has arrived since.
+        return Some(BACK_OFF);
+    };
     let (patience, error) = match failing.error {
         DeviceError::OutOfMemory => (core.waits.alloc_max(), TouchError::OutOfMemory),
         other => (core.waits.alloc_max().min(PATIENCE), TouchError::Device(other)),
@@ -279,6 +282,8 @@ fn finish(core: &Core, device: &Device, chunk: Coming) -> bool {
     state.failing = None;
     drop(state);
     core.arena.give_back(&pieces);
+    // A restore may wait half-way, for room that somebody else can only make once it has the segments that this emptied.
+    core.link.poke();
     device.wake();
     true
 }

@@ -3,6 +3,8 @@
 use ebb_units::{ClientId, DeviceId};
 
 use crate::Arbiter;
+use crate::rank::Candidate;
+use crate::schedule::CONSIDERED;
 use crate::state::Client;
 use crate::time::Time;
 
@@ -40,17 +42,24 @@ impl Arbiter {
 
     /// When someone who waits could be served because someone else became idle or had their turn.
     fn contention_deadlines(&self, device: DeviceId, at: &mut impl FnMut(Time)) {
-        let order = self.candidates(device, &self.sums(device));
+        let sums = self.sums(device);
+        let order = self.candidates(device, &sums);
         let over = self.used(device) > self.devices[&device].capacity;
         if order.is_empty() && !over {
             return;
         }
+        let could: Vec<Candidate> = order
+            .iter()
+            .filter(|c| self.possible(c, &sums))
+            .take(CONSIDERED)
+            .copied()
+            .collect();
         for (id, c) in self.on(device) {
             at(c.last_touch.after(self.config.idle_after));
             at(c.last_grant.after(self.config.idle_after));
             at(c.restoring_until);
             at(c.leave_alone_until);
-            self.turn_deadlines(id, c, &order, at);
+            self.turn_deadlines(id, c, &could, at);
         }
         for candidate in &order {
             at(candidate.since.after(self.config.patience));
@@ -58,13 +67,7 @@ impl Arbiter {
         }
     }
 
-    fn turn_deadlines(
-        &self,
-        id: ClientId,
-        c: &Client,
-        order: &[crate::rank::Candidate],
-        at: &mut impl FnMut(Time),
-    ) {
+    fn turn_deadlines(&self, id: ClientId, c: &Client, order: &[Candidate], at: &mut impl FnMut(Time)) {
         if !self.active(c) || c.suspended() {
             return;
         }

@@ -1,10 +1,36 @@
 //! The arbiter: who may have how many bytes of which GPU, and when.
 //!
 //! A pure state machine: [`Event`] and [`Time`] in, [`Action`]s out. It does no I/O, reads no clock, starts no thread
-//! and draws no random number, so that a log of events replays to the same actions, bit for bit.
+//! and draws no random number, so that a log of events replays to the same actions, bit for bit. Its driver hands it
+//! every event, carries the actions out, and sends [`Event::Tick`] when [`Arbiter::next_deadline`] has come.
 //!
 //! It owns the *ledger*: every client's lease, as granted, given back or reclaimed. What it wants from a client is an
 //! order, and lease only comes down when the client says that it did come down (or dies).
+//!
+//! # The rules
+//! * **Whence bytes come**: free room; unused lease of anyone (no copy); clients that do not use the GPU, lower
+//!   priorities and the longest idle first; clients that wait themselves and stand behind; last, running clients whose turn
+//!   is over. Only as many as needed.
+//! * **Request**: an ask with which a task stays within its request goes before all others and takes from bursts at
+//!   once. While a task uses the GPU or waits to, nothing takes it below its request. When it idles, its bytes are lent
+//!   out, unless its `idle_release` is off. A task above its request runs on what others leave: if they claim what they
+//!   requested, it waits.
+//! * **Limit**: lease and overhead of all clients of a task on a device, checked before every grant. Evicted bytes count
+//!   for new allocations. A limit can be lowered below what is live only by force; clients are then evicted down to it,
+//!   and their restores wait (and are denied now and then, saying so) until it fits.
+//! * **Turns**: clients that do not fit together alternate by weighted virtual time (4, 2, 1). A turn lasts ten
+//!   times the copying that ends it, and that it was bought with. A higher priority may end a lower one's turn early,
+//!   as long as earlier copying is paid off. Whoever waited for `patience` while it is owed the card is not overtaken by
+//!   newcomers; whoever waited for `starve_after` goes first.
+//! * **Gathering**: bytes are taken for one client a device at a time, and only if all it needs can be had; its restore
+//!   is granted piece by piece as room comes free.
+//! * **Waiting**: an allocation that can never fit is denied for good at once. One that may fit waits: `alloc_wait` if
+//!   its program can answer an early out-of-memory by flushing caches, unless it is being served; else `alloc_wait_max`.
+//!   Restores wait without end.
+//! * **Refusals**: a client whose work does not end, or whose copies fail, is left alone for longer each time; others
+//!   are tried.
+//! * **The books**: if overhead or unmanaged memory grow past the capacity, unused lease and idle clients make up for it.
+//!   Running clients are left alone, and nothing is granted until the sum is right.
 
 #![forbid(unsafe_code)]
 

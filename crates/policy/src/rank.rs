@@ -27,6 +27,8 @@ pub(crate) struct Candidate {
     /// What it is served with next: all that it wants back, and the oldest of its allocations. The later ones compete
     /// anew, so that one too many does not stop the others.
     pub(crate) need: Bytes,
+    /// What of all that is more than is free.
+    pub(crate) short: Bytes,
     /// Evicted bytes that it has not asked for yet, but will have to.
     pub(crate) later: Bytes,
     /// The evicted part of both: bytes that will be copied in.
@@ -132,10 +134,11 @@ impl Arbiter {
     ///
     /// Tasks within their request come first, by priority and time. The others go by virtual time.
     pub(crate) fn candidates(&self, device: DeviceId, sums: &Sums) -> Vec<Candidate> {
+        let free = self.free(device);
         let mut all: Vec<_> = self
             .on(device)
             .filter(|(_, c)| !c.asks.is_empty() && !self.task_of(c).paused)
-            .map(|(id, c)| self.candidate(id, c, sums))
+            .map(|(id, c)| self.candidate(id, c, sums, free))
             .collect();
         all.sort_by_key(|c| {
             let t = &self.tasks[&c.task];
@@ -153,7 +156,7 @@ impl Arbiter {
         all
     }
 
-    fn candidate(&self, id: ClientId, c: &Client, sums: &Sums) -> Candidate {
+    fn candidate(&self, id: ClientId, c: &Client, sums: &Sums, free: Bytes) -> Candidate {
         let back = c.asked(AskKind::Restore);
         let new = c
             .asks
@@ -162,12 +165,15 @@ impl Arbiter {
             .map_or(Bytes::ZERO, |a| a.left);
         let since = c.asks.iter().map(|a| a.since).min().unwrap_or(self.now);
         let after = sums[&c.task].footprint.saturating_add(new);
+        let need = back.saturating_add(new);
+        let later = c.away().saturating_sub(back);
         Candidate {
             client: id,
             task: c.task,
             guaranteed: after <= self.task_of(c).guaranteed(c.device),
-            need: back.saturating_add(new),
-            later: c.away().saturating_sub(back),
+            need,
+            short: need.saturating_add(later).saturating_sub(free),
+            later,
             copy_in: c.away(),
             since,
             starving: since.after(self.config.starve_after) <= self.now,
@@ -177,11 +183,7 @@ impl Arbiter {
     /// When the turn of a running client may end in favour of a waiting one, as far as time on the GPU goes.
     pub(crate) fn turn_end(&self, holder: &Client, next: &Candidate) -> Time {
         let d = &self.devices[&holder.device];
-        let moved = next
-            .need
-            .saturating_add(next.later)
-            .saturating_sub(self.free(holder.device))
-            .min(holder.movable());
+        let moved = next.short.min(holder.movable());
         let copy = d.out.time(moved).saturating_add(d.back.time(next.copy_in));
         let turn = copy
             .max(holder.turn_cost)

@@ -24,6 +24,10 @@ use crate::rank::Candidate;
 use crate::state::Order;
 use crate::time::{Time, nanos};
 
+/// How many of those who wait are considered for gathering at a time: with very many, the first ones are enough to keep
+/// the card full, and an event stays cheap.
+pub(crate) const CONSIDERED: usize = 12;
+
 impl Arbiter {
     /// Does on every device what can be done now.
     pub(crate) fn schedule(&mut self, out: &mut Vec<Action>) {
@@ -406,7 +410,8 @@ impl Arbiter {
             order
                 .iter()
                 .filter(|c| c.guaranteed || !guaranteed_only)
-                .filter(|c| self.may_pass(c, barrier.as_ref()))
+                .filter(|c| self.may_pass(c, barrier.as_ref()) && self.possible(c, &sums))
+                .take(CONSIDERED)
                 .find_map(|c| {
                     let plan = self.plan(device, c, &order, &sums);
                     plan.enough.then_some((*c, plan))

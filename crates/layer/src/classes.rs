@@ -272,6 +272,7 @@ macro_rules! for_each_class {
 pub(crate) use for_each_class;
 
 /// What a function means to us.
+#[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     Touch,
@@ -284,22 +285,8 @@ pub(crate) enum Class {
     Pass,
 }
 
-impl Class {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Touch => "touch",
-            Self::Allocate => "allocate",
-            Self::Free => "free",
-            Self::Query => "query",
-            Self::Share => "share",
-            Self::Capture => "capture",
-            Self::Lifetime => "lifetime",
-            Self::Pass => "pass",
-        }
-    }
-}
-
 /// How a function is treated.
+#[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum How {
     Gate,
@@ -307,27 +294,18 @@ pub(crate) enum How {
     Pass,
 }
 
-impl How {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Gate => "gate",
-            Self::Own => "own",
-            Self::Pass => "pass",
-        }
-    }
-}
-
 macro_rules! table {
     ($d:tt $( $class:ident $how:ident { $($name:ident)* } )*) => {
         /// Class and treatment of every function, in the order of the classes.
+        #[cfg(test)]
         pub(crate) const TABLE: &[(&str, Class, How)] = &[$($(
             (stringify!($name), table!(@class $class), table!(@how $how)),
         )*)*];
 
-        /// The same as text, one function a line.
+        /// The same as text, one function a line: name, class, treatment. Ends with a zero byte.
         const TEXT: &str = concat!($($(
             stringify!($name), " ", stringify!($class), " ", stringify!($how), "\n",
-        )*)*);
+        )*)* "\0");
     };
     (@class touch) => { Class::Touch };
     (@class allocate) => { Class::Allocate };
@@ -343,14 +321,19 @@ macro_rules! table {
 }
 for_each_class!(table);
 
-/// The text in a section of its own: `ebb doctor` reads it from the file, and need not load the library.
-#[used]
+/// The table as text, in a section of its own: `ebb doctor` reads it from the library's file without loading it.
 #[unsafe(link_section = ".ebb.classes")]
+#[used]
 static SECTION: [u8; TEXT.len()] = {
     let mut bytes = [0; TEXT.len()];
     bytes.copy_from_slice(TEXT.as_bytes());
     bytes
 };
+
+/// The table as text, which ends with a zero byte.
+pub(crate) fn text() -> &'static [u8] {
+    &SECTION
+}
 
 #[cfg(test)]
 mod tests {

@@ -2,30 +2,16 @@
 //! tests, and for `ebb doctor`.
 
 use core::ffi::c_char;
-use core::fmt::Write;
 use core::panic::AssertUnwindSafe;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use crate::classes::TABLE;
 use crate::library::{CUDA, NVML};
-use crate::{barrier, bridge};
+use crate::{barrier, bridge, classes};
 
 /// The table of classes, one function a line: name, class, treatment. A string that ends with a zero byte and lives for ever.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ebb_classes() -> *const c_char {
-    static TEXT: OnceLock<String> = OnceLock::new();
-    let text = barrier::catch(|| {
-        TEXT.get_or_init(|| {
-            let mut text = String::new();
-            for (name, class, how) in TABLE {
-                let _ = writeln!(text, "{name} {} {}", class.name(), how.name());
-            }
-            text.push('\0');
-            text
-        })
-    });
-    text.map_or(c"".as_ptr(), |text| text.as_ptr().cast())
+    classes::text().as_ptr().cast()
 }
 
 /// The report of this process as JSON, cut to `size` bytes with a zero at the end; answers how many bytes all of it has.

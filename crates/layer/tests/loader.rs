@@ -312,3 +312,33 @@ fn it_has_a_name_and_stays_loaded() {
     let flags = u64::from_str_radix(flags.trim().trim_start_matches("0x"), 16).expect("a number");
     assert_ne!(flags & 8, 0, "NODELETE");
 }
+
+/// `ebb doctor --classes` reads the table of classes from the file.
+#[test]
+fn the_table_of_classes_is_a_section_of_the_file() {
+    let bench = Bench::new();
+    let to = bench.path().join("classes");
+    let mut objcopy = Command::new("objcopy");
+    objcopy
+        .arg("-O")
+        .arg("binary")
+        .arg("--only-section=.ebb.classes")
+        .arg(library())
+        .arg(&to);
+    assert!(
+        objcopy
+            .status()
+            .expect("binutils come with the C compiler")
+            .success()
+    );
+    let text = std::fs::read_to_string(&to).expect("plain text");
+    let rows: Vec<Vec<&str>> = text
+        .trim_end_matches('\0')
+        .lines()
+        .map(|line| line.split(' ').collect())
+        .collect();
+    assert_eq!(rows.len(), 685);
+    assert!(rows.iter().all(|row| row.len() == 3));
+    assert!(rows.contains(&vec!["cuMemAlloc_v2", "allocate", "own"]));
+    assert!(rows.contains(&vec!["cuLaunchKernel", "touch", "gate"]));
+}

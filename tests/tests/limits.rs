@@ -32,7 +32,8 @@ fn bug_010_two_processes_of_a_task_cannot_both_take_the_last_bytes() {
             program.ok("open");
         }
         pair.iter_mut().for_each(|program| program.send(&format!("alloc m {}", 80 << 20)));
-        let won = pair.iter_mut().filter(|p| matches!(p_answer(p), Reply::Ok(_))).count();
+        let answers = pair.each_mut().map(|program| program.answer());
+        let won = answers.iter().filter(|answer| matches!(answer, Reply::Ok(_))).count();
         assert_eq!(won, 1, "80 + 80 MiB under a limit of 128 MiB");
         for program in pair {
             assert!(program.finish().success());
@@ -42,10 +43,6 @@ fn bug_010_two_processes_of_a_task_cannot_both_take_the_last_bytes() {
             if held.is_zero() { Ok(()) } else { Err(held.to_string()) }
         });
     }
-}
-
-fn p_answer(program: &mut &mut ebb_tests::Program) -> Reply {
-    program.answer()
 }
 
 /// A program in an existing task, as a child of its first process would be.

@@ -35,7 +35,8 @@ impl Actor {
         let share = CARD * 3 / 10; // ten of these want three times the card
         match pick(rng, 10) {
             0..=2 => {
-                let size = 4 * (1 + pick(rng, if pick(rng, 3) == 0 { 4096 } else { 6 << 18 }));
+                let words = if pick(rng, 3) == 0 { 4096 } else { 6 << 18 };
+                let size = 4 * (1 + pick(rng, words));
                 if self.held() + size <= share {
                     let name = format!("m{}", self.next);
                     let value = rng.next_u64() % 1_000_000;

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use ebb_alloc::{HostSlots, Piece};
-use ebb_device::HostAddr;
+use ebb_device::{DeviceError, HostAddr};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::{MAX_FDS, SegmentInfo};
 use ebb_units::Bytes;
@@ -63,6 +63,9 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Arena {
     state: Mutex<State>,
+    /// Held while segments are registered or unregistered, driver calls included: taken first, and only by the arena's
+    /// own thread and by a device that leaves, whose context must not be destroyed under such a call.
+    registering: Mutex<()>,
     work: Condvar,
     /// The descriptors once more, for a forked child, which must not take the lock.
     fds: Box<[AtomicI32]>,
@@ -83,9 +86,14 @@ impl Arena {
     pub(crate) fn new() -> Self {
         Self {
             state: Mutex::default(),
+            registering: Mutex::new(()),
             work: Condvar::new(),
             fds: (0..FDS).map(|_| AtomicI32::new(-1)).collect(),
         }
+    }
+
+    fn registering(&self) -> MutexGuard<'_, ()> {
+        self.registering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -237,7 +245,8 @@ impl Arena {
             }
         };
         let mut registered = None;
-        if let Some(device) = core.devices().into_iter().next() {
+        let registering = self.registering();
+        if let Some(device) = core.devices().into_iter().find(|device| !device.lock().stop) {
             match device.memory.register_host(host, bytes) {
                 Ok(()) => registered = Some(device.index),
                 Err(error) => core.events.note(format!(
@@ -256,29 +265,38 @@ impl Arena {
                 leaving: false,
             },
         );
+        drop(registering);
         let added = state.slots.add(id, bytes);
         debug_assert!(added, "segment ids are not reused");
         self.send_off(&mut state);
     }
 
     fn see_off(&self, core: &Arc<Core>, id: u64) {
-        let (host, bytes, registered) = match self.lock().segments.get(&id) {
-            Some(segment) => (segment.host, segment.bytes, segment.registered),
-            None => return,
-        };
-        if let Some(device) = registered.and_then(|index| core.device(index)) {
-            // The driver waits for all work here, which is forbidden while a graph is captured.
-            let unregistered = core.outside_capture(|| device.memory.unregister_host(host, bytes));
-            if let Err(error) = unregistered {
-                core.events
-                    .note(format!("arena segment {id} stays pinned: {error}"));
-                let mut state = self.lock();
-                state.slots.set_closed(id, false);
-                if let Some(segment) = state.segments.get_mut(&id) {
-                    segment.leaving = false;
-                }
-                return;
+        // The driver waits for all work here, which is forbidden while a graph is captured.
+        let unregistered = core.outside_capture(|| {
+            let _registering = self.registering();
+            let (host, bytes, registered) = match self.lock().segments.get(&id) {
+                Some(segment) => (segment.host, segment.bytes, segment.registered),
+                None => return Ok(()),
+            };
+            let Some(device) = registered.and_then(|index| core.device(index)) else {
+                return Ok(());
+            };
+            device.memory.unregister_host(host, bytes)?;
+            if let Some(segment) = self.lock().segments.get_mut(&id) {
+                segment.registered = None;
             }
+            Ok::<(), DeviceError>(())
+        });
+        if let Err(error) = unregistered {
+            core.events
+                .note(format!("arena segment {id} stays pinned: {error}"));
+            let mut state = self.lock();
+            state.slots.set_closed(id, false);
+            if let Some(segment) = state.segments.get_mut(&id) {
+                segment.leaving = false;
+            }
+            return;
         }
         let segment = {
             let mut state = self.lock();
@@ -305,6 +323,7 @@ impl Arena {
 
     /// A device goes: what was registered through it is not registered any more. Called before the context is destroyed.
     pub(crate) fn device_leaves(&self, core: &Arc<Core>, index: usize) {
+        let _registering = self.registering();
         let registered: Vec<(u64, HostAddr, u64)> = {
             let mut state = self.lock();
             state
@@ -325,7 +344,10 @@ impl Arena {
                 core.events
                     .note(format!("arena segment {id} stays pinned: {error}"));
             }
-            let other = core.devices().into_iter().find(|other| other.index != index);
+            let other = core
+                .devices()
+                .into_iter()
+                .find(|other| other.index != index && !other.lock().stop);
             if let Some(other) = other
                 && other.memory.register_host(host, bytes).is_ok()
             {
@@ -354,9 +376,11 @@ impl Arena {
     pub(crate) fn want_now(&self, more: u64) -> ToDaemon {
         let mut state = self.lock();
         let needed = state.slots.used() + more;
-        state.wanted = state.wanted.max(needed);
+        // Only this is urgent. What the next `want` tells anew is not: an urgent wish that is never granted in full would
+        // keep others from getting what is empty here.
+        state.wanted = 0;
         ToDaemon::ArenaWant {
-            bytes: Bytes(state.wanted),
+            bytes: Bytes(needed),
             urgent: true,
         }
     }

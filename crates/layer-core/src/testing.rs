@@ -72,7 +72,6 @@ struct Books {
     connections: u64,
     /// Lease by slot.
     lease: BTreeMap<u32, u64>,
-    overhead: BTreeMap<u32, u64>,
     freed: BTreeMap<u64, u64>,
     ended: BTreeMap<u64, OrderEnd>,
     next_order: u64,

@@ -322,6 +322,12 @@ impl Gate {
         self.barrier();
     }
 
+    /// Whether nobody has passed since [`Self::watch`].
+    #[cfg(test)]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.flags.load(Ordering::SeqCst) & WATCHED != 0
+    }
+
     /// Passages so far, of all threads. A counter to compare with itself.
     #[must_use]
     pub fn passages(&self) -> u64 {

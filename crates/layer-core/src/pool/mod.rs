@@ -634,6 +634,12 @@ impl Pool {
         large.chain(small)
     }
 
+    /// How many spans there are.
+    #[cfg(test)]
+    pub(crate) fn spans(&self) -> usize {
+        self.spans.len()
+    }
+
     /// How many allocations live.
     pub(crate) fn live_count(&self) -> u64 {
         self.live_large + self.blocks.len() as u64

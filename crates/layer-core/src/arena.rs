@@ -52,6 +52,8 @@ struct State {
     jobs: VecDeque<Job>,
     /// Bytes that the daemon wants back, beyond what is leaving.
     recall: u64,
+    /// An eviction waits for segments.
+    urgent: bool,
     /// Pieces whose copies may still be under way for all that is known: never used again.
     lost: u64,
     /// What the daemon was told last that we want.
@@ -362,7 +364,7 @@ impl Arena {
     /// What to ask the daemon for, if that changed: room for all allocations, ahead of need.
     pub(crate) fn want(&self, allocated: u64) -> Option<ToDaemon> {
         let mut state = self.lock();
-        if state.wanted == allocated {
+        if state.urgent || state.wanted == allocated {
             return None;
         }
         state.wanted = allocated;
@@ -376,12 +378,19 @@ impl Arena {
     pub(crate) fn want_now(&self, more: u64) -> ToDaemon {
         let mut state = self.lock();
         let needed = state.slots.used() + more;
-        // Only this is urgent. What the next `want` tells anew is not: an urgent wish that is never granted in full would
-        // keep others from getting what is empty here.
-        state.wanted = 0;
+        // Only this is urgent: an urgent wish that is never granted in full would keep others from what is empty here.
+        state.urgent = true;
         ToDaemon::ArenaWant {
             bytes: Bytes(needed),
             urgent: true,
+        }
+    }
+
+    /// The eviction goes on, or has given up: what is wanted ahead of need is told again, without urgency.
+    pub(crate) fn want_no_more(&self) {
+        let mut state = self.lock();
+        if std::mem::take(&mut state.urgent) {
+            state.wanted = 0;
         }
     }
 
@@ -389,6 +398,7 @@ impl Arena {
     pub(crate) fn declare(&self) -> Vec<(ToDaemon, Vec<OwnedFd>)> {
         let mut state = self.lock();
         state.wanted = 0;
+        state.urgent = false;
         state.recall = 0;
         let mut held: Vec<(SegmentInfo, BorrowedFd<'_>)> = Vec::new();
         for (id, segment) in &state.segments {

@@ -123,6 +123,7 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
         return result;
     }
     let result = copy_out(core, device, order, left, done);
+    core.arena.want_no_more();
     let mut state = device.lock();
     state.phase = Phase::Evicted;
     let back = state.pool.books.evicted == 0;
@@ -347,6 +348,13 @@ fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool
 /// The arena is full: asks for more and waits, as long as more keeps coming. `false` if none came in time.
 fn wait_for_room(core: &Core, device: &Device, order: &Order, len: u64) -> bool {
     core.link.send(core.arena.want_now(len));
+    let came = await_room(core, device, order, len);
+    core.arena.want_no_more();
+    core.link.poke();
+    came
+}
+
+fn await_room(core: &Core, device: &Device, order: &Order, len: u64) -> bool {
     let granule = device.memory.granularity();
     let deadline = Instant::now() + core.config.arena_wait;
     let mut state = device.lock();

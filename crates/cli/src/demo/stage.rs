@@ -152,20 +152,22 @@ impl Stage {
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
-    /// Waits until processes that ended are off the card: the driver may take a moment after their end.
-    pub(super) fn await_free_card(&self) -> Result<()> {
+    /// Waits until processes that ended are off the card, and the daemon has seen it: it looks once a second.
+    pub(super) fn await_free_card(&mut self) -> Result<()> {
+        let slack = Bytes::mib(64);
+        let others = self.card.total.saturating_sub(self.card.free) + slack;
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
             let now = probe(&self.worker, &self.folder, self.sim.as_deref())?;
-            if now.free + Bytes::mib(64) >= self.card.free {
+            let snapshot = self.snapshot()?;
+            let seen = self.card_in(&snapshot).is_none_or(|card| card.unmanaged <= others);
+            if seen && now.free + slack >= self.card.free {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        Err(
-            CliError::failed("the memory of a job that ended stays on the card")
-                .with_fix("see `nvidia-smi`, and try again"),
-        )
+        let error = CliError::failed("the memory of a job that ended stays on the card");
+        Err(error.with_fix("see `nvidia-smi`, and try again"))
     }
 }
 

@@ -16,6 +16,9 @@ use crate::error::{AllocError, TouchError};
 use crate::pool::Plan;
 use crate::steps;
 
+/// How long an allocation with lease waits for a card that is full all the same. The daemon compares the card with its
+/// ledger every second, and then takes back what was promised too much; a killed process takes a while to be gone.
+const FULL_WAIT: Duration = Duration::from_secs(20);
 /// After its early out-of-memory a retrying program's next tries wait long, for this long.
 const RETRY_WINDOW: Duration = Duration::from_secs(60);
 /// The daemon keeps the time of a wait; ours is a net below it, for a daemon that hangs.
@@ -254,7 +257,7 @@ fn pause_full(core: &Core, device: &Device, waiting: &mut Waiting) -> Result<(),
     }
     let deadline = *waiting
         .full
-        .get_or_insert_with(|| Instant::now() + core.waits.alloc());
+        .get_or_insert_with(|| Instant::now() + core.waits.alloc().max(FULL_WAIT));
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(full);

@@ -243,9 +243,15 @@ pub fn ledger_of(snapshot: &Snapshot) -> Bytes {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        self.kill_daemon();
         if std::thread::panicking() {
-            eprintln!("--- daemon.log ---\n{}", self.daemon_log());
+            if let Ok(Answer::Ok(Payload::List(snapshot))) = self.try_ask(&Request::List) {
+                eprintln!("--- ebb ps ---\n{snapshot:#?}");
+            }
+            let events = std::fs::read_to_string(self.folder.path().join("state/events.jsonl")).unwrap_or_default();
+            let lines: Vec<&str> = events.lines().collect();
+            let tail = &lines[lines.len().saturating_sub(60)..];
+            eprintln!("--- the event log's end ---\n{}\n--- daemon.log ---\n{}", tail.join("\n"), self.daemon_log());
         }
+        self.kill_daemon();
     }
 }

@@ -12,7 +12,7 @@ pub(crate) const MAX_OBJECTS: usize = 16_384;
 pub const MAX_EVENTS: usize = 1024;
 
 /// "ebbsim" and the layout's version.
-pub(crate) const MAGIC: u64 = 0x6562_6273_696d_0004;
+pub(crate) const MAGIC: u64 = 0x6562_6273_696d_0005;
 
 /// A device's figures, and what its link and its engines are doing.
 #[repr(C, align(64))]
@@ -58,7 +58,7 @@ pub(crate) struct ObjectRow {
     pub(crate) id: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) device: AtomicU32,
-    pub(crate) creator_slot: AtomicU32,
+    pub(crate) creator_pid: AtomicU32,
 }
 
 /// An event that several processes use. Free when `owner` is zero (slot number plus one otherwise).

@@ -286,12 +286,10 @@ impl Machine {
             let row = &self.file.slot[index];
             let usage = &row.usage[device as usize];
             let own = usage.bytes.load(Ordering::Acquire) + usage.context_bytes.load(Ordering::Acquire);
-            let bytes = own + self.objects_of(&ledger, device, index);
+            let pid = row.pid.load(Ordering::Acquire);
+            let bytes = own + self.objects_of(&ledger, device, pid);
             if bytes > 0 {
-                found.push(ProcessUse {
-                    pid: row.pid.load(Ordering::Acquire),
-                    bytes,
-                });
+                found.push(ProcessUse { pid, bytes });
             }
         }
         found

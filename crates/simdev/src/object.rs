@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use crate::file::MAX_OBJECTS;
-use crate::machine::{Ledger, Machine, Slot};
+use crate::machine::{Ledger, Machine};
 
 /// One holder's grip on an object: an open file whose shared lock keeps the object alive.
 ///
@@ -43,9 +43,9 @@ impl Machine {
     /// # Errors
     /// The state folder could not hold it, or the table is full.
     pub fn create_object(&self, device: u32, bytes: u64) -> io::Result<Option<Object>> {
-        let Some(Slot(slot)) = self.own_slot() else {
+        if self.own_slot().is_none() {
             return Ok(None);
-        };
+        }
         let ledger = self.ledger();
         if !self.has_room(&ledger, device, bytes) {
             return Ok(None);
@@ -68,7 +68,7 @@ impl Machine {
         let row = &rows[index];
         row.bytes.store(bytes, Ordering::Release);
         row.device.store(device, Ordering::Release);
-        row.creator_slot.store(slot as u32, Ordering::Release);
+        row.creator_pid.store(std::process::id(), Ordering::Release);
         self.file()
             .objects_used
             .fetch_max(index as u32 + 1, Ordering::AcqRel);
@@ -137,14 +137,14 @@ impl Machine {
             .sum()
     }
 
-    /// The bytes of a device in objects that the process of this slot made.
-    pub(crate) fn objects_of(&self, ledger: &Ledger<'_>, device: u32, slot: usize) -> u64 {
+    /// The bytes of a device in objects that this process made.
+    pub(crate) fn objects_of(&self, ledger: &Ledger<'_>, device: u32, pid: u32) -> u64 {
         self.object_rows(ledger)
             .iter()
             .filter(|row| {
                 row.id.load(Ordering::Acquire) != 0
                     && row.device.load(Ordering::Acquire) == device
-                    && row.creator_slot.load(Ordering::Acquire) as usize == slot
+                    && row.creator_pid.load(Ordering::Acquire) == pid
             })
             .map(|row| row.bytes.load(Ordering::Acquire))
             .sum()

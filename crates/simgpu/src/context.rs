@@ -65,19 +65,11 @@ impl Shared {
             .cloned()
     }
 
+    /// Adds a stream, and forgets those that are over.
     pub(crate) fn add_stream(&self, stream: Arc<Stream>) {
-        self.streams
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(stream);
-    }
-
-    pub(crate) fn remove_stream(&self, stream: &Arc<Stream>) {
-        // Its work may still be pending: the legacy stream goes on waiting for it through the tickets it took.
-        self.streams
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|other| other.handle != stream.handle);
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|other| !other.is_over());
+        streams.push(stream);
     }
 
     /// Waits for the streams that keep order with the legacy one.
@@ -85,6 +77,17 @@ impl Shared {
         for stream in self.streams().iter().filter(|stream| stream.is_blocking()) {
             stream.drain();
         }
+    }
+
+    /// The streams that keep order with the legacy one and have work left, with their last tickets.
+    pub(crate) fn pending_blocking(&self, except: usize) -> Vec<(Arc<Stream>, u64)> {
+        self.streams
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .filter(|stream| stream.is_blocking() && stream.handle != except && !stream.is_idle())
+            .map(|stream| (Arc::clone(stream), stream.submitted()))
+            .collect()
     }
 
     pub(crate) fn blocking_idle(&self) -> bool {

@@ -36,7 +36,9 @@ macro_rules! export {
 
         /// Every exported symbol with its address.
         pub(crate) fn symbols() -> Vec<(&'static str, usize)> {
-            vec![$((stringify!($name), $name as *const () as usize)),*]
+            let mut all = vec![$((stringify!($name), $name as *const () as usize)),*];
+            all.extend(extra_symbols());
+            all
         }
     };
 }
@@ -56,7 +58,15 @@ macro_rules! export_extra {
             // SAFETY: there are no arguments.
             unsafe { enter(&ENTRY, crate::misc::$name) }
         }
-    )*};
+    )*
+
+    /// The names of these.
+    pub(crate) const EXTRA: &[&str] = &[$(stringify!($name)),*];
+
+    fn extra_symbols() -> Vec<(&'static str, usize)> {
+        vec![$((stringify!($name), $name as *const () as usize)),*]
+    }
+    };
 }
 
 export_extra!(cuProfilerStart cuProfilerStop);

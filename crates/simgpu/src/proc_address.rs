@@ -27,7 +27,15 @@ fn find(c: &Caller, symbol: *const c_char, version: i32, flags: u64) -> Result<L
     if flags & !(legacy | per_thread) != 0 || flags == legacy | per_thread {
         return Err(CUresult::ERROR_INVALID_VALUE);
     }
-    Ok(look_up(name, version, flags == per_thread))
+    match look_up(name, version, flags == per_thread) {
+        LookUp::NotFound => Ok(extra(name).map_or(LookUp::NotFound, LookUp::Symbol)),
+        found => Ok(found),
+    }
+}
+
+/// Functions that are exported but not in the interface's list.
+fn extra(name: &str) -> Option<&'static str> {
+    export::EXTRA.iter().copied().find(|extra| *extra == name)
 }
 
 fn pointer(symbol: &str) -> *mut c_void {

@@ -54,6 +54,7 @@ pub(crate) struct Stream {
     done: AtomicU64,
     done_signal: Condvar,
     waiters: AtomicU32,
+    closed: AtomicBool,
     /// Set while work is recorded instead of done; what into says the capture registry.
     pub(crate) capturing: AtomicBool,
 }
@@ -74,6 +75,7 @@ impl Stream {
             done: AtomicU64::new(0),
             done_signal: Condvar::new(),
             waiters: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
             capturing: AtomicBool::new(false),
         })
     }
@@ -137,13 +139,17 @@ impl Stream {
     }
 
     fn work_off(&self) {
+        let mut batch = VecDeque::new();
         let mut queue = lock(&self.queue);
         let mut naps = 0;
         loop {
-            if let Some((ticket, work)) = queue.jobs.pop_front() {
+            if !queue.jobs.is_empty() {
+                // All at once: the program's thread and this one meet at the lock once a batch and not once a job.
+                std::mem::swap(&mut batch, &mut queue.jobs);
                 drop(queue);
-                self.do_one(ticket, &work);
-                drop(work);
+                for (ticket, work) in batch.drain(..) {
+                    self.do_one(ticket, &work);
+                }
                 queue = lock(&self.queue);
                 naps = 0;
             } else if queue.closed {
@@ -210,8 +216,14 @@ impl Stream {
         self.wait_for(self.submitted());
     }
 
+    /// Whether the program destroyed it and its last work is done.
+    pub(crate) fn is_over(&self) -> bool {
+        self.closed.load(Ordering::Acquire) && self.is_idle()
+    }
+
     /// Lets the thread end when its work is done.
     pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
         lock(&self.queue).closed = true;
         self.wake.notify_one();
     }
@@ -243,13 +255,9 @@ pub(crate) fn submit_now<const N: usize>(stream: &Arc<Stream>, work: [Work; N]) 
     if stream.is_legacy() {
         let before: Vec<Work> = stream
             .context
-            .streams()
+            .pending_blocking(stream.handle)
             .into_iter()
-            .filter(|other| other.is_blocking() && other.handle != stream.handle)
-            .filter_map(|other| {
-                let ticket = other.submitted();
-                (!other.is_done(ticket)).then_some(Work::Wait(other, ticket))
-            })
+            .map(|(other, ticket)| Work::Wait(other, ticket))
             .collect();
         return stream.push(before.into_iter().chain(work));
     }
@@ -331,7 +339,7 @@ pub(crate) fn cuStreamDestroy_v2(_: &Caller, hStream: CUstream) -> R {
     if stream.capturing.load(Ordering::Acquire) {
         capture::abandon(&stream);
     }
-    stream.context.remove_stream(&stream);
+    // Its work goes on, and whoever waits for the context waits for it too.
     stream.close();
     Ok(())
 }

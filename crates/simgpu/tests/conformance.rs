@@ -483,6 +483,28 @@ fn the_legacy_stream_keeps_order_with_blocking_ones() {
 }
 
 #[test]
+fn a_destroyed_stream_finishes_its_work() {
+    alone("a_destroyed_stream_finishes_its_work", &[], |cuda| {
+        let (flag, data) = (cuda.alloc(4), cuda.alloc(4));
+        ok(cuda.cuMemsetD8_v2(flag, 0, 4));
+        ok(cuda.cuMemsetD8_v2(data, 0, 4));
+        ok(cuda.cuCtxSynchronize());
+        let (s, other) = (
+            cuda.stream(CU_STREAM_NON_BLOCKING.0),
+            cuda.stream(CU_STREAM_NON_BLOCKING.0),
+        );
+        ok(cuda.launch(cuda.kernel("ebb_spin_until"), s, &[flag.0]));
+        ok(cuda.cuMemsetD32Async(data, 8, 1, s));
+        ok(cuda.cuStreamDestroy_v2(s));
+        assert_eq!(cuda.cuStreamSynchronize(s), CUresult::ERROR_INVALID_HANDLE);
+        ok(cuda.cuMemsetD32Async(flag, 1, 1, other));
+        // Waiting for the context waits for it.
+        ok(cuda.cuCtxSynchronize());
+        assert_eq!(cuda.read(data, 4), [8, 0, 0, 0]);
+    });
+}
+
+#[test]
 fn cuMemFree_waits_and_unmap_does_not() {
     alone("cuMemFree_waits_and_unmap_does_not", &[], |cuda| {
         let flag = cuda.alloc(4);

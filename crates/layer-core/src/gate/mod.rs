@@ -46,7 +46,7 @@ const FENCED: u32 = 4;
 pub trait GateOwner: Send + Sync {
     /// A thread waits at the closed gate.
     fn wanted(&self);
-    /// The first passage after [`Gate::watch`].
+    /// The first passage after the owner asked to be told.
     fn active(&self);
 }
 

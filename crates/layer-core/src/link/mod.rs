@@ -10,7 +10,7 @@
 //! goes on alone with what it has and declares it to the next one.
 //!
 //! While connected and idle the thread sleeps without a timeout: the gate wakes it at the first passage after
-//! [`crate::gate::Gate::watch`], the books at their first change.
+//! `Gate::watch`, the books at their first change.
 //!
 //! # Locks
 //! `outbox` may be taken under a device's lock or the arena's; `status` is taken alone.

@@ -246,7 +246,8 @@ fn exported_memory_outlives_its_maker() {
     // The taker inherited the descriptor itself and still has it.
     assert_eq!(machine.usage(0).used as usize, 48 * MIB);
     taker.kill();
-    assert_eq!(machine.usage(0).used, 0);
+    // Children of other tests that were being started meanwhile hold the descriptor until they are what they will be.
+    eventually("the last descriptor is closed", || machine.usage(0).used == 0);
 }
 
 fn hex(bytes: &[c_char]) -> String {

@@ -334,6 +334,15 @@ impl Drop for Actor {
     }
 }
 
+/// Waits for a condition. The limit only keeps a broken test from hanging for ever.
+pub fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let limit = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !condition() {
+        assert!(std::time::Instant::now() < limit, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
 /// What an actor says to the test.
 pub fn say(text: &str) {
     println!("say:{text}");

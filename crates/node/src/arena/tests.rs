@@ -231,6 +231,26 @@ fn segments_are_sealed_in_size() {
 }
 
 #[test]
+fn without_huge_pages_in_the_pool_small_ones_do() {
+    let done = Job::Make {
+        key: 1,
+        bytes: Bytes::mib(2),
+        huge_pages: true,
+    }
+    .run();
+    let memory = done.result.unwrap().unwrap();
+    assert!(is_segment(&memory, Bytes::mib(2)));
+    // Zeroing in place works on either kind.
+    let zeroed = Job::Zero {
+        key: 1,
+        bytes: Bytes::mib(2),
+        memory,
+    }
+    .run();
+    assert!(zeroed.result.unwrap().is_some());
+}
+
+#[test]
 fn a_shortage_of_the_machine_pauses_and_is_tried_again() {
     let mut bench = Bench::new(Bytes::mib(16), true);
     bench.want(1, Bytes::mib(4), false);

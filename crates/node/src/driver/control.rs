@@ -43,9 +43,10 @@ pub(super) struct ControlConn {
 
 /// What a request brought.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "made, and used up, once a request")]
 pub(super) enum Reply {
     Now(Answer),
+    /// Once what was changed is on the disk: a daemon that is killed after the answer must not forget it.
+    Saved(Answer),
     /// The answer comes when it is known.
     Later,
 }
@@ -87,6 +88,12 @@ fn usage(message: impl Into<String>, fix: &str) -> Answer {
 
 fn done(message: impl Into<String>) -> Reply {
     Reply::Now(Answer::Ok(Payload::Done {
+        message: message.into(),
+    }))
+}
+
+fn saved(message: impl Into<String>) -> Reply {
+    Reply::Saved(Answer::Ok(Payload::Done {
         message: message.into(),
     }))
 }
@@ -222,13 +229,26 @@ impl Driver {
                     Reply::Now(usage(message, "use the `ebb` of the daemon's version"))
                 }
             };
-            if let Reply::Now(answer) = reply {
-                if let Some(conn) = self.controls.get_mut(&id) {
-                    conn.waiting = false;
+            match reply {
+                Reply::Now(answer) => {
+                    if let Some(conn) = self.controls.get_mut(&id) {
+                        conn.waiting = false;
+                    }
+                    self.write_control(id, &answer);
                 }
-                self.write_control(id, &answer);
+                Reply::Saved(answer) => self.answer_saved(id, answer),
+                Reply::Later => {}
             }
         }
+    }
+
+    /// Answers once all that was changed up to now is on the disk, or cannot be written.
+    pub(super) fn answer_saved(&mut self, id: ControlId, answer: Answer) {
+        self.save_state();
+        if self.state_worker.is_none() {
+            return self.answer(id, &answer);
+        }
+        self.unsaved.push((self.state_sequence, id, answer));
     }
 
     /// Goes on with the requests that waited behind one that is answered by now. Apart from [`Self::answer`], which may
@@ -408,7 +428,7 @@ impl Driver {
                     "{task} is paused; {left} stay on the card (the driver's own and what cannot be moved)"
                 )
             };
-            self.answer(control, &Answer::Ok(Payload::Done { message }));
+            self.answer_saved(control, Answer::Ok(Payload::Done { message }));
         }
     }
 
@@ -490,7 +510,7 @@ impl Driver {
         }
         self.feed(Event::Resume { task });
         self.settle();
-        done(if was {
+        saved(if was {
             format!("{task} may run again")
         } else {
             format!("{task} was not paused")
@@ -531,7 +551,7 @@ impl Driver {
                 self.dirty_tasks.insert(task);
                 self.state_dirty = true;
                 let limit = spec.limit.map_or("the card".into(), |limit| limit.to_string());
-                done(format!(
+                saved(format!(
                     "{task}: request {}, limit {limit}, priority {}",
                     spec.request, spec.priority
                 ))

@@ -282,17 +282,10 @@ impl Driver {
         match self.add_task(task, false) {
             Ok(id) => {
                 say::info!("{id} `{}` of user {uid}, pid {pid}", self.tasks[&id].name);
-                // Answered once it is on the disk: a daemon that is killed now must not forget the limit.
-                self.save_state();
-                let answer = Answer::Ok(Payload::Task {
+                Reply::Saved(Answer::Ok(Payload::Task {
                     task: id,
                     token: hex(&token),
-                });
-                if self.state_worker.is_none() {
-                    return Reply::Now(answer);
-                }
-                self.unsaved.push((self.state_sequence, control, answer));
-                Reply::Later
+                }))
             }
             Err(why) => {
                 self.forget_unless_used(key);
@@ -482,6 +475,7 @@ impl Driver {
     pub(super) fn save_state(&mut self) {
         let Some(worker) = &self.state_worker else { return };
         self.state_sequence += 1;
+        self.state_dirty = false;
         let saved = |key: &ProcessKey| {
             let process = self.processes.get(key)?;
             let attached = process

@@ -35,6 +35,7 @@ LIB = next(iter(sorted(DIST.glob("lib/ebb/*/libebb.so"))), None)
 WORK = Path(tempfile.mkdtemp(prefix="ebb-gpu-"))
 RUN = WORK / "run"
 RESULTS, TABLE, CHILDREN = {}, [], []
+PATIENCE = 300  # seconds for two jobs that take turns
 BASE = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONUNBUFFERED": "1"}
 UNDER = {**BASE, "EBB_SOCKET_DIR": str(RUN), "EBB_LIB": str(LIB)}
 
@@ -105,6 +106,19 @@ def daemon():
         except (RuntimeError, ValueError):
             time.sleep(0.1)
     raise RuntimeError("the daemon does not answer")
+
+
+def autopsy():
+    """What the daemon and the programs say of themselves, when something does not end."""
+    text = ebb("ps")
+    for task in listing()["tasks"]:
+        for process in task["processes"]:
+            text += run([EBB, "doctor", str(process["pid"]), "--json"], UNDER)[:6000] + "\n"
+    log = WORK / "state" / "events.jsonl"
+    if log.exists():
+        text += "".join(line[:400] + "\n" for line in log.read_text().splitlines()[-80:] if '"usage"' not in line)
+    (args.out / "autopsy.txt").write_text(text)
+    print(text[:3000], flush=True)
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -202,7 +216,13 @@ def pair(name, first, second, alone):
     jobs = [start(under(c, "--name", f"{name}{i}"), UNDER, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for i, c in enumerate((first, second))]
     done = []
     for job in jobs:
-        out, err = job.communicate(timeout=400)
+        try:
+            out, err = job.communicate(timeout=max(1, began + PATIENCE - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            autopsy()
+            for left in jobs:
+                left.kill()
+            raise
         if job.returncode != 0:
             raise RuntimeError(f"{name} ended with {job.returncode}: {err[-1500:]}")
         done.append((last_json(out), round(time.monotonic() - began, 1)))

@@ -362,6 +362,43 @@ fn virtual_memory_rules() {
 }
 
 #[test]
+fn host_memory_by_cuMemCreate() {
+    alone("host_memory_by_cuMemCreate", &[], |cuda| {
+        let location = CUmemLocation {
+            type_: CU_MEM_LOCATION_TYPE_HOST_NUMA,
+            u: 0,
+        };
+        let properties = CUmemAllocationProp {
+            location,
+            ..cuda.device_properties()
+        };
+        let before = cuda.free_bytes();
+        let handle = cuda.try_create(2 * MIB, &properties).unwrap();
+        assert_eq!(cuda.free_bytes(), before, "costs the device nothing");
+        let address = cuda.reserve(4 * MIB);
+        cuda.map(address, 2 * MIB, handle);
+        let access = CUmemAccessDesc {
+            location,
+            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        ok(cuda.cuMemSetAccess(address, 2 * MIB, &access, 1));
+        // Both sides see it: the processor directly, the device by copies and kernels.
+        let words = address.0 as *mut u32;
+        unsafe { words.write(77) };
+        let data = cuda.alloc(4);
+        ok(cuda.cuMemcpyDtoD_v2(data, address, 4));
+        assert_eq!(cuda.read(data, 4), [77, 0, 0, 0]);
+        ok(cuda.cuMemsetD32_v2(address, 78, 1));
+        ok(cuda.cuCtxSynchronize());
+        assert_eq!(unsafe { words.read() }, 78);
+        // Device memory is not for the processor.
+        cuda.map(plus(address, 2 * MIB), 2 * MIB, cuda.create(2 * MIB));
+        let result = cuda.cuMemSetAccess(plus(address, 2 * MIB), 2 * MIB, &access, 1);
+        assert_eq!(result, CUresult::ERROR_INVALID_VALUE);
+    });
+}
+
+#[test]
 fn granularity_is_configurable() {
     let variables = [("EBB_SIM_GRANULARITY", "64Ki")];
     alone("granularity_is_configurable", &variables, |cuda| {

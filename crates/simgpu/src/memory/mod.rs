@@ -28,6 +28,9 @@ const SPACE_BYTES: u64 = 16 << 40;
 /// What device addresses are aligned to at least.
 pub(crate) const BLOCK: u64 = 2 << 20;
 
+/// Stands for the processor where access is listed by device.
+pub(crate) const HOST: u32 = u32::MAX;
+
 /// Access that a device has: the values of the driver's flags.
 pub(crate) const READ: u32 = 1;
 pub(crate) const READ_WRITE: u32 = 3;
@@ -354,7 +357,7 @@ impl Tables {
         let needed = if write { READ_WRITE } else { READ };
         let mut at = address;
         let end = address.saturating_add(size);
-        let mut owner = device;
+        let mut kind = Place::Fault;
         loop {
             let Some((base, mapping)) = self.mapping_at(at) else {
                 return Place::Fault;
@@ -363,11 +366,12 @@ impl Tables {
                 return Place::Fault;
             }
             if at == address {
-                owner = mapping.phys.device.unwrap_or(device);
+                // Memory of the host behind a device address is page-locked host memory.
+                kind = mapping.phys.device.map_or(Place::Pinned, Place::Device);
             }
             at = base + mapping.size;
             if at >= end {
-                return Place::Device(owner);
+                return kind;
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use ebb_abi::*;
 
 use super::phys::Phys;
-use super::{Mapping, READ, READ_WRITE};
+use super::{HOST, Mapping, READ, READ_WRITE};
 use crate::R;
 use crate::caller::Caller;
 use crate::handles::fresh;
@@ -220,10 +220,15 @@ pub(crate) fn cuMemSetAccess(
         .ok_or(INVALID)?;
     for start in starts {
         for (device, flags) in &wanted {
-            // Access of the host has no device to stand for: it is given with any device's.
-            if let Some(device) = device {
-                tables.set_access(start, *device, *flags)?;
+            // The processor reaches the host's memory, and no device's.
+            let on_device = tables
+                .mappings
+                .get(&start)
+                .is_some_and(|mapping| mapping.phys.device.is_some());
+            if device.is_none() && on_device && *flags != 0 {
+                return Err(INVALID);
             }
+            tables.set_access(start, device.unwrap_or(HOST), *flags)?;
         }
     }
     Ok(())
@@ -238,10 +243,7 @@ pub(crate) fn cuMemGetAccess(
     let device = device_of(c.get(location)?)?;
     let tables = process().memory.read();
     let (_, mapping) = tables.mapping_at(ptr.0).ok_or(INVALID)?;
-    c.put(
-        flags,
-        device.map_or(0, |device| u64::from(mapping.access_of(device))),
-    )
+    c.put(flags, u64::from(mapping.access_of(device.unwrap_or(HOST))))
 }
 
 pub(crate) fn cuMemRetainAllocationHandle(

@@ -397,10 +397,12 @@ impl Arena {
                 assert_eq!(segment.state, State::Ready, "a segment is lent once");
                 segment.state = State::Lent(holder);
                 account.held += segment.bytes;
-                assert!(
-                    account.segments.insert(segment.wire, key).is_none(),
-                    "ids are given once"
-                );
+                // A holder may have declared any number as that of a segment of its own.
+                while account.segments.contains_key(&segment.wire) {
+                    segment.wire = self.wire_base.wrapping_add(self.next);
+                    self.next += 1;
+                }
+                account.segments.insert(segment.wire, key);
                 let memory = segment.memory.clone().expect("a ready segment has memory");
                 given.push((
                     SegmentInfo {

@@ -412,7 +412,7 @@ impl RawArena {
             });
         }
         let threads = self.threads.unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2).min(4))
+            std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2).min(8))
         });
         if !(1..=64).contains(&threads) {
             return Err(ConfigError::Invalid {

@@ -333,6 +333,29 @@ fn segments_of_a_dead_daemon_are_taken_on_once_and_false_ones_never() {
 }
 
 #[test]
+fn a_holder_that_declares_the_numbers_to_come_gets_others() {
+    let mut bench = Bench::new(Bytes::mib(16), true);
+    bench.want(1, Bytes::mib(4), false);
+    // The numbers that are next in line, as the holder may well guess.
+    for id in 0..8 {
+        let info = SegmentInfo {
+            id: (1 << 40) + id,
+            bytes: Bytes::mib(2),
+        };
+        let memory = make(Bytes::mib(2), false).unwrap();
+        let taken = bench.arena.declare(1, &[info], vec![memory]);
+        assert_eq!(taken, usize::from(id < 6), "the budget holds");
+    }
+    bench.want(1, Bytes::mib(16), false);
+    bench.work();
+    assert_eq!(bench.held_by(1), 2);
+    assert_eq!(bench.arena.lent(), Bytes::mib(16));
+    bench.die(1);
+    bench.work();
+    assert_eq!(bench.arena.held(), Bytes::ZERO);
+}
+
+#[test]
 fn small_budgets_get_small_segments() {
     assert_eq!(segment_size(Bytes::mib(256), Bytes::gib(100)), Bytes::mib(256));
     assert_eq!(segment_size(Bytes::mib(256), Bytes::mib(512)), Bytes::mib(64));

@@ -1,4 +1,8 @@
 //! When the arbiter wants to be woken.
+//!
+//! Before that time a tick changes nothing, with one exception that is left to the next event: while one process of a task
+//! runs and another waits, the place of the one that waits changes all the time. The one that runs is heard of often, or
+//! it becomes idle, and that time is among the deadlines.
 
 use ebb_units::{ClientId, DeviceId};
 

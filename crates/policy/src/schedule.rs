@@ -28,6 +28,9 @@ use crate::time::{Time, nanos};
 /// the card full, and an event stays cheap.
 pub(crate) const CONSIDERED: usize = 12;
 
+/// The most rounds of one pass.
+const ROUNDS: usize = 16;
+
 impl Arbiter {
     /// Does on every device what can be done now.
     pub(crate) fn schedule(&mut self, out: &mut Vec<Action>) {
@@ -38,11 +41,17 @@ impl Arbiter {
             self.evict_paused(device, out);
             self.shrink_tasks(device, out);
             self.shrink_device(device, out);
-            self.serve(device, out);
-            // What one got may be what another of its task can no longer have.
-            self.expire_asks(device, out);
-            self.gather(device, out);
-            self.cancel_unneeded(device, out);
+            // What one got decides what others can have: until nothing changes (or for long enough).
+            for _ in 0..ROUNDS {
+                let before = out.len();
+                self.serve(device, out);
+                self.expire_asks(device, out);
+                self.gather(device, out);
+                self.cancel_unneeded(device, out);
+                if out.len() == before {
+                    break;
+                }
+            }
             self.release_idle(device, out);
             self.settle(device);
         }

@@ -342,6 +342,11 @@ impl World {
         if self.moved {
             self.copying += STEP;
         }
+        // Where one process of a task waits while another runs, its place changes all the time; that is looked at with
+        // the next event, which is never far.
+        if self.programs.iter().all(|p| p.job.processes == 1) && self.chance(20) {
+            self.check_deadline();
+        }
         let end = self.now.after(STEP);
         while let Some(next) = self.arbiter.next_deadline().filter(|t| *t <= end) {
             assert!(next > self.now, "a deadline lies ahead");
@@ -349,6 +354,19 @@ impl World {
             self.tell(Event::Tick);
         }
         self.now = end;
+    }
+
+    /// Before the arbiter's own deadline there is nothing to do: one that it forgot would show here.
+    fn check_deadline(&mut self) {
+        let hour = self.now.0 + 3_600_000_000_000;
+        let next = self.arbiter.next_deadline().map_or(hour, |t| t.0.min(hour));
+        let before = Time(self.now.0 + self.rng.next_u64() % (next - self.now.0));
+        let actions = self.arbiter.clone().handle(before, &Event::Tick);
+        assert!(
+            actions.is_empty(),
+            "at {before:?}, before the deadline of {next}: {actions:?}\n{:#?}",
+            self.arbiter.snapshot()
+        );
     }
 
     fn live_a_step(&mut self, n: usize) {

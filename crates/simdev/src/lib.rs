@@ -4,7 +4,7 @@
 //! each process with the bytes it holds, one entry for each *object* (memory that may outlive its creator because it was
 //! exported), and the time until which each direction of each device's link is taken.
 //!
-//! # Note [Exact after kill -9]
+//! # Note \[Exact after kill -9\]
 //!
 //! There is no total anywhere. A device's used bytes are the sum over live slots plus the sum over live objects,
 //! computed under the file's lock; charging is one store into the own slot. So a process may die at any instruction:

@@ -4,7 +4,7 @@
 //! that events and other streams depend on nothing but a stream and a number. A dependency always points to work that was
 //! submitted earlier, so there are no cycles.
 //!
-//! # Note [Naps]
+//! # Note \[Naps\]
 //!
 //! A thread that runs dry naps a few times before it goes to sleep for good, and work that is submitted meanwhile needs no wake-up
 //! call: launching many small kernels costs no system calls. Whoever waits for the stream wakes it.

@@ -90,19 +90,34 @@ def row(what, value, target="", ok=None):
     print(f"  {what}: {value}  {target}", flush=True)
 
 
+SERVING = []
+
+
+def stop_daemon():
+    """The demo brings a daemon of its own, and the host memory is one."""
+    while SERVING:
+        child = SERVING.pop()
+        child.send_signal(signal.SIGTERM)
+        child.wait(20)
+
+
 def daemon():
+    if SERVING:
+        return
+    shutil.rmtree(RUN, ignore_errors=True)
     config = WORK / "ebb.toml"
     config.write_text(f'state_dir = "{WORK}/state"\n[arena]\nbudget = "{args.arena}"\n')
-    (WORK / "state").mkdir()
+    (WORK / "state").mkdir(exist_ok=True)
     RUN.mkdir(mode=0o700)
-    log = open(args.out / "daemon.log", "w")
+    log = open(args.out / "daemon.log", "a")
     child = start([EBB, "daemon", "--config", config, "--socket-dir", RUN], UNDER, stderr=log, stdout=log)
     for _ in range(300):
         if child.poll() is not None:
             raise RuntimeError(f"the daemon ended: {(args.out / 'daemon.log').read_text()[-2000:]}")
         try:
             listing()
-            return child
+            SERVING.append(child)
+            return
         except (RuntimeError, ValueError):
             time.sleep(0.1)
     raise RuntimeError("the daemon does not answer")
@@ -185,7 +200,7 @@ def figures():
 
 
 def demo():
-    size = "20Gi" if args.quick else "100Gi"
+    size = "75Gi" if args.quick else "100Gi"
     text = run([EBB, "demo", "--gpu", "real", "--bytes-per-job", size, "--json"], UNDER, timeout=400)
     result = last_json(text)
     RESULTS["demo"] = result
@@ -268,18 +283,18 @@ def notebook():
         "context only, 0 wrong", left - idle < 2000 and got["wrong"] == 0)
 
 
-SECTIONS = {"doctor": doctor, "figures": figures, "demo": demo, "step": step, "notebook": notebook, "torch": torch, "mixed": mixed}
+SECTIONS = {"demo": demo, "doctor": doctor, "figures": figures, "step": step, "notebook": notebook, "torch": torch, "mixed": mixed}
 
 
 def main():
     run(["nvcc", "-O2", "-arch=sm_90", "-o", WORK / "probe", HERE / "probe.cu", "-lcuda"], timeout=120)
-    daemon()
     chosen = [name for name in args.only.split(",") if name] or list(SECTIONS)
     failed = []
     for name in chosen:
         began = time.monotonic()
         print(f"== {name}", flush=True)
         try:
+            stop_daemon() if name == "demo" else daemon()
             SECTIONS[name]()
         except (RuntimeError, AssertionError, KeyError, ValueError, IndexError, subprocess.TimeoutExpired, statistics.StatisticsError) as error:
             failed.append(name)

@@ -27,7 +27,10 @@ impl Artefacts {
         BUILT.get_or_init(|| {
             let exe = std::env::current_exe().expect("a process knows its program");
             // target/<profile>/deps/<test>, or target/<profile>/<binary>
-            let folder = exe.ancestors().find(|dir| dir.join("deps").is_dir()).expect("tests lie in a target folder");
+            let folder = exe
+                .ancestors()
+                .find(|dir| dir.join("deps").is_dir())
+                .expect("tests lie in a target folder");
             if std::env::var_os("EBB_TESTS_PREBUILT").is_none() {
                 build(folder);
             }
@@ -38,7 +41,11 @@ impl Artefacts {
                 sim: lay_out_sim(folder),
             };
             for path in [&built.ebb, &built.layer] {
-                assert!(path.exists(), "{} is missing: run `cargo build --workspace` first", path.display());
+                assert!(
+                    path.exists(),
+                    "{} is missing: run `cargo build --workspace` first",
+                    path.display()
+                );
             }
             built
         })
@@ -66,7 +73,10 @@ fn build(folder: &Path) {
 fn lay_out_sim(folder: &Path) -> PathBuf {
     let sim = folder.join("test-sim");
     std::fs::create_dir_all(&sim).expect("the target folder is writable");
-    for (built, name) in [("libsimcuda.so", "libcuda.so.1"), ("libsimnvml.so", "libnvidia-ml.so.1")] {
+    for (built, name) in [
+        ("libsimcuda.so", "libcuda.so.1"),
+        ("libsimnvml.so", "libnvidia-ml.so.1"),
+    ] {
         let temporary = sim.join(format!("{name}.{}", std::process::id()));
         let _ = std::fs::remove_file(&temporary);
         std::os::unix::fs::symlink(folder.join(built), &temporary).expect("a link can be made");

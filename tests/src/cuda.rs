@@ -45,7 +45,12 @@ impl Cuda {
         if library.is_null() {
             return Err(CudaError(100));
         }
-        let mut cuda = Self { library, fill: 0, check: 0, spin: 0 };
+        let mut cuda = Self {
+            library,
+            fill: 0,
+            check: 0,
+            spin: 0,
+        };
         call!(cuda, "cuInit"(0 => c_uint))?;
         let (mut dev, mut ctx): (c_int, usize) = (0, 0);
         call!(cuda, "cuDeviceGet"(&raw mut dev => *mut c_int, device => c_int))?;
@@ -70,7 +75,11 @@ impl Cuda {
         let name = CString::new(name).expect("a symbol has no zero byte");
         // SAFETY: the handle is open for the life of `self`, the name is a C string.
         let symbol = unsafe { libc::dlsym(self.library, name.as_ptr()) };
-        if symbol.is_null() { Err(CudaError(500)) } else { Ok(symbol) }
+        if symbol.is_null() {
+            Err(CudaError(500))
+        } else {
+            Ok(symbol)
+        }
     }
 
     /// # Errors
@@ -146,9 +155,15 @@ impl Cuda {
     /// The driver's code.
     pub fn launch_fill(&self, pointer: u64, bytes: u64, seed: u32, step: u32) -> Result<()> {
         let (mut p, mut n, mut s, mut t) = (pointer, bytes / 4, seed, step);
-        self.launch(self.fill, &mut [
-            (&raw mut p).cast(), (&raw mut n).cast(), (&raw mut s).cast(), (&raw mut t).cast(),
-        ])
+        self.launch(
+            self.fill,
+            &mut [
+                (&raw mut p).cast(),
+                (&raw mut n).cast(),
+                (&raw mut s).cast(),
+                (&raw mut t).cast(),
+            ],
+        )
     }
 
     /// Counts the words that do not have the pattern.
@@ -160,9 +175,16 @@ impl Cuda {
         let counted = (|| {
             self.write(result, &[0; 8])?;
             let (mut p, mut n, mut s, mut t, mut r) = (pointer, bytes / 4, seed, step, result);
-            self.launch(self.check, &mut [
-                (&raw mut p).cast(), (&raw mut n).cast(), (&raw mut s).cast(), (&raw mut t).cast(), (&raw mut r).cast(),
-            ])?;
+            self.launch(
+                self.check,
+                &mut [
+                    (&raw mut p).cast(),
+                    (&raw mut n).cast(),
+                    (&raw mut s).cast(),
+                    (&raw mut t).cast(),
+                    (&raw mut r).cast(),
+                ],
+            )?;
             let mut count = [0; 8];
             self.read(result, &mut count)?;
             Ok(u64::from_le_bytes(count))
@@ -221,8 +243,12 @@ impl Cuda {
         call!(self, "cuStreamCreate"(&raw mut stream => *mut usize, 1 => c_uint))?;
         call!(self, "cuStreamBeginCapture_v2"(stream => usize, 2 => c_uint))?;
         let (mut p, mut n, mut s, mut t) = (pointer, bytes / 4, seed, 0u32);
-        let mut arguments: [*mut c_void; 4] =
-            [(&raw mut p).cast(), (&raw mut n).cast(), (&raw mut s).cast(), (&raw mut t).cast()];
+        let mut arguments: [*mut c_void; 4] = [
+            (&raw mut p).cast(),
+            (&raw mut n).cast(),
+            (&raw mut s).cast(),
+            (&raw mut t).cast(),
+        ];
         call!(self, "cuLaunchKernel"(
             self.fill => usize, 64 => c_uint, 1 => c_uint, 1 => c_uint, 256 => c_uint, 1 => c_uint, 1 => c_uint,
             0 => c_uint, stream => usize, arguments.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void,

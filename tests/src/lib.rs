@@ -27,7 +27,9 @@ pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Result<T, String
     loop {
         match condition() {
             Ok(value) => return value,
-            Err(state) if began.elapsed() > PATIENCE => panic!("waited in vain until {what}; last seen: {state}"),
+            Err(state) if began.elapsed() > PATIENCE => {
+                panic!("waited in vain until {what}; last seen: {state}")
+            }
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
@@ -36,10 +38,13 @@ pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Result<T, String
 /// The seed of a random test: `EBB_SEED` if set, else one from the clock. Printed, so that a failure can be repeated.
 #[must_use]
 pub fn seed() -> u64 {
-    let seed = std::env::var("EBB_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        since.map_or(1, |d| d.as_secs() ^ u64::from(d.subsec_nanos()))
-    });
+    let seed = std::env::var("EBB_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| {
+            let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            since.map_or(1, |d| d.as_secs() ^ u64::from(d.subsec_nanos()))
+        });
     println!("seed: EBB_SEED={seed}");
     seed
 }

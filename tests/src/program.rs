@@ -29,8 +29,13 @@ impl Program {
     /// Starts it. Its stderr must stay empty: [`Program::finish`] checks.
     #[must_use]
     pub fn start(mut command: Command) -> Self {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?} does not start: {e}"));
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit());
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|e| panic!("{command:?} does not start: {e}"));
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
         let (lines_tx, lines) = channel();
@@ -71,7 +76,10 @@ impl Program {
     pub fn answer(&mut self) -> Reply {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => parse(&line),
-            Err(e) => panic!("the program gave no answer ({e}); it ended with {:?}", self.child.try_wait()),
+            Err(e) => panic!(
+                "the program gave no answer ({e}); it ended with {:?}",
+                self.child.try_wait()
+            ),
         }
     }
 
@@ -87,7 +95,10 @@ impl Program {
     /// If it did not work.
     pub fn ok(&mut self, line: &str) -> Vec<u64> {
         match self.say(line) {
-            Reply::Ok(rest) => rest.split_whitespace().map(|word| word.parse().expect("a number")).collect(),
+            Reply::Ok(rest) => rest
+                .split_whitespace()
+                .map(|word| word.parse().expect("a number"))
+                .collect(),
             Reply::Err(code) => panic!("`{line}` failed with driver error {code}"),
         }
     }

@@ -61,12 +61,23 @@ impl Stage {
     #[must_use]
     pub fn without_daemon(options: Options) -> Self {
         // In memory where possible: what is tested is not the disk. Short, for the length of socket names.
-        let base = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
-        let folder = tempfile::Builder::new().prefix("ebb-t").tempdir_in(base).expect("a temporary folder");
+        let base = if Path::new("/dev/shm").is_dir() {
+            PathBuf::from("/dev/shm")
+        } else {
+            std::env::temp_dir()
+        };
+        let folder = tempfile::Builder::new()
+            .prefix("ebb-t")
+            .tempdir_in(base)
+            .expect("a temporary folder");
         for name in ["sim", "run", "state"] {
             std::fs::create_dir(folder.path().join(name)).expect("a folder");
         }
-        let stage = Self { folder, options, daemon: None };
+        let stage = Self {
+            folder,
+            options,
+            daemon: None,
+        };
         std::fs::write(stage.config_path(), stage.config_text()).expect("a config file");
         stage
     }
@@ -115,10 +126,21 @@ impl Stage {
     pub fn start_daemon(&mut self) {
         assert!(self.daemon.is_none(), "the daemon runs already");
         let mut command = Command::new(&Artefacts::get().ebb);
-        command.arg("daemon").arg("--config").arg(self.config_path()).arg("--socket-dir").arg(self.socket_dir());
+        command
+            .arg("daemon")
+            .arg("--config")
+            .arg(self.config_path())
+            .arg("--socket-dir")
+            .arg(self.socket_dir());
         self.gpu_env(&mut command);
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.folder.path().join("daemon.log"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log file"));
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.folder.path().join("daemon.log"));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.expect("a log file"));
         self.daemon = Some(command.spawn().expect("the daemon starts"));
         eventually("the daemon answers", || {
             let daemon = self.daemon.as_mut().expect("just started");
@@ -145,7 +167,9 @@ impl Stage {
 
     /// Whether the daemon still runs.
     pub fn daemon_runs(&mut self) -> bool {
-        self.daemon.as_mut().is_some_and(|daemon| matches!(daemon.try_wait(), Ok(None)))
+        self.daemon
+            .as_mut()
+            .is_some_and(|daemon| matches!(daemon.try_wait(), Ok(None)))
     }
 
     /// What the daemon wrote.
@@ -155,7 +179,8 @@ impl Stage {
     }
 
     fn try_ask(&self, request: &Request) -> Result<Answer, String> {
-        let stream = UnixStream::connect(self.socket_dir().join("ctl.sock")).map_err(|e| format!("no daemon: {e}"))?;
+        let stream =
+            UnixStream::connect(self.socket_dir().join("ctl.sock")).map_err(|e| format!("no daemon: {e}"))?;
         let patience = Some(crate::PATIENCE);
         stream.set_read_timeout(patience).map_err(|e| e.to_string())?;
         let mut writer = stream.try_clone().map_err(|e| e.to_string())?;
@@ -169,7 +194,8 @@ impl Stage {
     /// If it does not answer.
     #[must_use]
     pub fn ask(&self, request: &Request) -> Answer {
-        self.try_ask(request).unwrap_or_else(|e| panic!("{e}\n{}", self.daemon_log()))
+        self.try_ask(request)
+            .unwrap_or_else(|e| panic!("{e}\n{}", self.daemon_log()))
     }
 
     /// Everything that the daemon shows.
@@ -184,7 +210,13 @@ impl Stage {
     /// A new task whose first process is this test process.
     #[must_use]
     pub fn task(&self, name: &str, request: Bytes, limit: Option<Bytes>, priority: Priority) -> String {
-        let new = NewTask { name: name.into(), request, limit, priority, idle_release_ms: Some(0) };
+        let new = NewTask {
+            name: name.into(),
+            request,
+            limit,
+            priority,
+            idle_release_ms: Some(0),
+        };
         match self.ask(&Request::CreateTask(new)) {
             Answer::Ok(Payload::Task { token, .. }) => token,
             other => panic!("no task: {other:?}"),
@@ -198,7 +230,9 @@ impl Stage {
         let mut command = Command::new(&artefacts.ebb);
         command.arg("run").args(flags).arg("--").arg(program);
         self.gpu_env(&mut command);
-        command.env("EBB_SOCKET_DIR", self.socket_dir()).env("EBB_LIB", &artefacts.layer);
+        command
+            .env("EBB_SOCKET_DIR", self.socket_dir())
+            .env("EBB_LIB", &artefacts.layer);
         command
     }
 
@@ -230,7 +264,11 @@ impl Stage {
         eventually("the ledger is empty", || {
             let snapshot = self.snapshot();
             let held: Bytes = snapshot.devices.iter().map(|d| d.leased + d.overhead).sum();
-            if held.is_zero() && snapshot.tasks.is_empty() { Ok(()) } else { Err(format!("{snapshot:#?}")) }
+            if held.is_zero() && snapshot.tasks.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{snapshot:#?}"))
+            }
         });
     }
 }
@@ -238,7 +276,10 @@ impl Stage {
 /// Bytes granted on the first card.
 #[must_use]
 pub fn ledger_of(snapshot: &Snapshot) -> Bytes {
-    snapshot.devices.first().map_or(Bytes::ZERO, |device| device.leased)
+    snapshot
+        .devices
+        .first()
+        .map_or(Bytes::ZERO, |device| device.leased)
 }
 
 impl Drop for Stage {
@@ -247,10 +288,15 @@ impl Drop for Stage {
             if let Ok(Answer::Ok(Payload::List(snapshot))) = self.try_ask(&Request::List) {
                 eprintln!("--- ebb ps ---\n{snapshot:#?}");
             }
-            let events = std::fs::read_to_string(self.folder.path().join("state/events.jsonl")).unwrap_or_default();
+            let events =
+                std::fs::read_to_string(self.folder.path().join("state/events.jsonl")).unwrap_or_default();
             let lines: Vec<&str> = events.lines().collect();
             let tail = &lines[lines.len().saturating_sub(60)..];
-            eprintln!("--- the event log's end ---\n{}\n--- daemon.log ---\n{}", tail.join("\n"), self.daemon_log());
+            eprintln!(
+                "--- the event log's end ---\n{}\n--- daemon.log ---\n{}",
+                tail.join("\n"),
+                self.daemon_log()
+            );
         }
         self.kill_daemon();
     }

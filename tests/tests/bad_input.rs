@@ -7,7 +7,10 @@ use ebb_tests::{Artefacts, Options, Stage};
 use ebb_units::Bytes;
 
 fn output(mut command: Command) -> Output {
-    command.stdin(std::process::Stdio::null()).output().expect("the command starts")
+    command
+        .stdin(std::process::Stdio::null())
+        .output()
+        .expect("the command starts")
 }
 
 /// Asserts one clear message: status 2, nothing on stdout, an `error:` that has these words, and a fix.
@@ -46,7 +49,10 @@ fn sizes_and_priorities() {
 #[test]
 fn bug_041_figures_that_do_not_go_together() {
     let stage = Stage::new(Options::default());
-    refused(&run(&stage, &["--request", "128Mi", "--limit", "64Mi"]), &["request", "limit", "fix"]);
+    refused(
+        &run(&stage, &["--request", "128Mi", "--limit", "64Mi"]),
+        &["request", "limit", "fix"],
+    );
     refused(&run(&stage, &["--limit", "300Mi"]), &["256 MiB", "fix"]);
     refused(&run(&stage, &["--request", "300Mi"]), &["256 MiB", "fix"]);
     // Guarantees are promises: their sum must fit.
@@ -60,9 +66,19 @@ fn bug_041_figures_that_do_not_go_together() {
 fn programs_that_cannot_run() {
     let stage = Stage::new(Options::default());
     let missing = output(stage.run_command(&[], Path::new("/no/such/program")));
-    assert_eq!(missing.status.code(), Some(127), "{}", String::from_utf8_lossy(&missing.stderr));
+    assert_eq!(
+        missing.status.code(),
+        Some(127),
+        "{}",
+        String::from_utf8_lossy(&missing.stderr)
+    );
     let folder = output(stage.run_command(&[], Path::new("/tmp")));
-    assert_eq!(folder.status.code(), Some(126), "{}", String::from_utf8_lossy(&folder.stderr));
+    assert_eq!(
+        folder.status.code(),
+        Some(126),
+        "{}",
+        String::from_utf8_lossy(&folder.stderr)
+    );
     let mut exits = stage.run_command(&[], Path::new("/bin/sh"));
     exits.args(["-c", "exit 37"]);
     assert_eq!(output(exits).status.code(), Some(37), "the program's own status");
@@ -85,12 +101,30 @@ fn bug_007_a_library_that_the_loader_would_ignore_is_refused_before() {
         command.env("EBB_LIB", library);
         output(command)
     };
-    refused(&run_with(Path::new("/no/such/libebb.so")), &["/no/such/libebb.so", "fix"]);
-    refused(&run_with(&spoiled(&stage, "empty.so", Vec::clear)), &["empty.so", "fix"]);
-    refused(&run_with(&spoiled(&stage, "short.so", |b| b.truncate(b.len() / 2))), &["short.so", "fix"]);
-    refused(&run_with(&spoiled(&stage, "text.so", |b| b.fill(b'x'))), &["text.so", "fix"]);
-    refused(&run_with(&spoiled(&stage, "narrow.so", |b| b[4] = 1)), &["narrow.so", "fix"]); // 32-bit
-    refused(&run_with(&spoiled(&stage, "foreign.so", |b| b[18] = 0xf3)), &["foreign.so", "fix"]); // another processor
+    refused(
+        &run_with(Path::new("/no/such/libebb.so")),
+        &["/no/such/libebb.so", "fix"],
+    );
+    refused(
+        &run_with(&spoiled(&stage, "empty.so", Vec::clear)),
+        &["empty.so", "fix"],
+    );
+    refused(
+        &run_with(&spoiled(&stage, "short.so", |b| b.truncate(b.len() / 2))),
+        &["short.so", "fix"],
+    );
+    refused(
+        &run_with(&spoiled(&stage, "text.so", |b| b.fill(b'x'))),
+        &["text.so", "fix"],
+    );
+    refused(
+        &run_with(&spoiled(&stage, "narrow.so", |b| b[4] = 1)),
+        &["narrow.so", "fix"],
+    ); // 32-bit
+    refused(
+        &run_with(&spoiled(&stage, "foreign.so", |b| b[18] = 0xf3)),
+        &["foreign.so", "fix"],
+    ); // another processor
 }
 
 #[test]
@@ -110,7 +144,12 @@ fn no_gpu_and_no_driver() {
 fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     let mut stage = Stage::new(Options::default());
     let mut second = Command::new(&Artefacts::get().ebb);
-    second.arg("daemon").arg("--config").arg(stage.config_path()).arg("--socket-dir").arg(stage.socket_dir());
+    second
+        .arg("daemon")
+        .arg("--config")
+        .arg(stage.config_path())
+        .arg("--socket-dir")
+        .arg(stage.socket_dir());
     stage.gpu_env(&mut second);
     refused(&output(second), &["already"]);
     assert!(stage.daemon_runs());
@@ -123,7 +162,12 @@ fn daemon_with(stage: &Stage, config: &str) -> Output {
     let path = stage.folder().join("bad.toml");
     std::fs::write(&path, config).unwrap();
     let mut command = Command::new(&Artefacts::get().ebb);
-    command.arg("daemon").arg("--config").arg(path).arg("--socket-dir").arg(stage.folder().join("other"));
+    command
+        .arg("daemon")
+        .arg("--config")
+        .arg(path)
+        .arg("--socket-dir")
+        .arg(stage.folder().join("other"));
     stage.gpu_env(&mut command);
     output(command)
 }
@@ -131,9 +175,18 @@ fn daemon_with(stage: &Stage, config: &str) -> Output {
 #[test]
 fn bug_106_an_arena_larger_than_memory_is_refused_with_the_figures() {
     let stage = Stage::without_daemon(Options::default());
-    refused(&daemon_with(&stage, "[arena]\nbudget = \"900Ti\"\n"), &["arena", "900 TiB", "fix"]);
-    refused(&daemon_with(&stage, "[arena]\nbudget = \"a lot\"\n"), &["bad.toml", "a lot"]);
-    refused(&daemon_with(&stage, "[arena]\nbugdet = \"1Gi\"\n"), &["bugdet", "budget"]);
+    refused(
+        &daemon_with(&stage, "[arena]\nbudget = \"900Ti\"\n"),
+        &["arena", "900 TiB", "fix"],
+    );
+    refused(
+        &daemon_with(&stage, "[arena]\nbudget = \"a lot\"\n"),
+        &["bad.toml", "a lot"],
+    );
+    refused(
+        &daemon_with(&stage, "[arena]\nbugdet = \"1Gi\"\n"),
+        &["bugdet", "budget"],
+    );
     refused(&daemon_with(&stage, "[arena\n"), &["bad.toml"]);
 }
 
@@ -163,7 +216,9 @@ fn words_that_are_no_task() {
         refused(&output(command), &[words[1], "ebb ps"]);
     }
     let mut command = Command::new(&Artefacts::get().ebb);
-    command.args(["doctor", "1"]).env("EBB_SOCKET_DIR", stage.socket_dir());
+    command
+        .args(["doctor", "1"])
+        .env("EBB_SOCKET_DIR", stage.socket_dir());
     let answer = output(command);
     assert!(!answer.status.success() && answer.stderr.starts_with(b"error: "));
 }

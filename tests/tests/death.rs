@@ -31,7 +31,11 @@ fn wait_for_ledger(stage: &Stage, what: &str, at_most: Bytes) {
     eventually(what, || {
         let snapshot = stage.snapshot();
         let held = ledger_of(&snapshot);
-        if held <= at_most { Ok(()) } else { Err(format!("{held} leased: {snapshot:#?}")) }
+        if held <= at_most {
+            Ok(())
+        } else {
+            Err(format!("{held} leased: {snapshot:#?}"))
+        }
     });
 }
 
@@ -39,6 +43,7 @@ fn wait_for_ledger(stage: &Stage, what: &str, at_most: Bytes) {
 fn a_killed_program_leaves_nothing_in_the_ledger_and_the_others_work_on() {
     let stage = Stage::new(Options::default());
     let mut others = Others::start(&stage);
+    others.check("at first"); // which also makes the small block that a check needs
     let before = ledger_of(&stage.snapshot());
     // Killed while resident, while released, while waiting at the gate, and right after its first call.
     for how in ["resident", "released", "waiting", "new"] {
@@ -49,7 +54,10 @@ fn a_killed_program_leaves_nothing_in_the_ledger_and_the_others_work_on() {
             victim.hold("v", Bytes::mib(64), 7);
         }
         if matches!(how, "released" | "waiting") {
-            let paused = stage.ask(&Request::Pause { task: "victim".into(), wait_ms: Some(20_000) });
+            let paused = stage.ask(&Request::Pause {
+                task: "victim".into(),
+                wait_ms: Some(20_000),
+            });
             assert!(matches!(paused, Answer::Ok(_)), "{paused:?}");
         }
         if how == "waiting" {
@@ -65,8 +73,17 @@ fn a_killed_program_leaves_nothing_in_the_ledger_and_the_others_work_on() {
         victim.kill();
         wait_for_ledger(&stage, &format!("a victim killed while {how} is gone"), before);
         eventually("its task is gone", || {
-            let left = stage.snapshot().tasks.iter().filter(|t| t.name == "victim").count();
-            if left == 0 { Ok(()) } else { Err(format!("{left} tasks")) }
+            let left = stage
+                .snapshot()
+                .tasks
+                .iter()
+                .filter(|t| t.name == "victim")
+                .count();
+            if left == 0 {
+                Ok(())
+            } else {
+                Err(format!("{left} tasks"))
+            }
         });
         others.check(how);
     }
@@ -76,18 +93,37 @@ fn a_killed_program_leaves_nothing_in_the_ledger_and_the_others_work_on() {
 fn a_program_killed_in_any_call_of_a_release_or_restore_harms_nobody() {
     let stage = Stage::new(Options::default());
     let mut others = Others::start(&stage);
+    others.check("at first"); // which also makes the small block that a check needs
     let before = ledger_of(&stage.snapshot());
-    for call in ["cuMemcpyDtoHAsync_v2", "cuMemUnmap", "cuMemRelease", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync_v2", "cuCtxSynchronize"] {
+    for call in [
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemUnmap",
+        "cuMemRelease",
+        "cuMemCreate",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemcpyHtoDAsync_v2",
+        "cuCtxSynchronize",
+    ] {
         for n in [1, 3] {
             let fault = format!("{call}:{n}:kill");
             let mut victim = stage.run_with_env(&["--name", "victim"], &[("EBB_SIM_FAULT", &fault)]);
             victim.send(&format!("alloc a {}", 24 << 20));
             victim.send(&format!("alloc b {}", 24 << 20));
             victim.send("fill a 1");
-            let _ = (victim.poll(ebb_tests::PATIENCE), victim.poll(ebb_tests::PATIENCE), victim.poll(ebb_tests::PATIENCE));
+            let _ = (
+                victim.poll(ebb_tests::PATIENCE),
+                victim.poll(ebb_tests::PATIENCE),
+                victim.poll(ebb_tests::PATIENCE),
+            );
             // Whatever the program's fate, these must answer.
-            let _ = stage.ask(&Request::Pause { task: "victim".into(), wait_ms: Some(5_000) });
-            let _ = stage.ask(&Request::Resume { task: "victim".into() });
+            let _ = stage.ask(&Request::Pause {
+                task: "victim".into(),
+                wait_ms: Some(5_000),
+            });
+            let _ = stage.ask(&Request::Resume {
+                task: "victim".into(),
+            });
             victim.send("check a 1");
             let _ = victim.poll(ebb_tests::PATIENCE);
             victim.kill();
@@ -99,8 +135,13 @@ fn a_program_killed_in_any_call_of_a_release_or_restore_harms_nobody() {
 
 #[test]
 fn bug_124_the_daemon_dies_and_returns_and_nobody_notices() {
-    let mut stage = Stage::new(Options { arena: Bytes::gib(1), ..Options::default() });
-    let mut programs: Vec<Program> = (0..20).map(|i| stage.run(&["--name", &format!("p{i}"), "--limit", "64Mi"])).collect();
+    let mut stage = Stage::new(Options {
+        card: Bytes::mib(512), // everything fits: nobody needs the daemon while it is dead
+        ..Options::default()
+    });
+    let mut programs: Vec<Program> = (0..20)
+        .map(|i| stage.run(&["--name", &format!("p{i}"), "--limit", "64Mi"]))
+        .collect();
     for (i, program) in programs.iter_mut().enumerate() {
         program.hold("m", Bytes::mib(8), i as u64);
     }
@@ -112,7 +153,11 @@ fn bug_124_the_daemon_dies_and_returns_and_nobody_notices() {
         }
         stage.kill_daemon();
         for (i, program) in programs.iter_mut().enumerate() {
-            assert_eq!(program.answer(), ebb_tests::Reply::Ok("0".into()), "program {i}, round {round}, daemon dead");
+            assert_eq!(
+                program.answer(),
+                ebb_tests::Reply::Ok("0".into()),
+                "program {i}, round {round}, daemon dead"
+            );
             assert_eq!(program.wrong("m", i as u64), 0);
         }
         stage.start_daemon();
@@ -120,10 +165,22 @@ fn bug_124_the_daemon_dies_and_returns_and_nobody_notices() {
             let snapshot = stage.snapshot();
             let (then, now) = (ledger_of(&before), ledger_of(&snapshot));
             let tasks = snapshot.tasks.len();
-            if now == then && tasks == 20 { Ok(()) } else { Err(format!("{now} of {then}, {tasks} tasks: {}", stage.daemon_log())) }
+            if now == then && tasks == 20 {
+                Ok(())
+            } else {
+                Err(format!("{now} of {then}, {tasks} tasks: {}", stage.daemon_log()))
+            }
         });
         // Limits survive.
-        assert!(stage.snapshot().tasks.iter().all(|t| t.limit == Some(Bytes::mib(64))), "{:?}", stage.snapshot().tasks);
+        assert!(
+            stage
+                .snapshot()
+                .tasks
+                .iter()
+                .all(|t| t.limit == Some(Bytes::mib(64))),
+            "{:?}",
+            stage.snapshot().tasks
+        );
     }
     for (i, program) in programs.iter_mut().enumerate() {
         assert_eq!(program.wrong("m", i as u64), 0);
@@ -132,7 +189,10 @@ fn bug_124_the_daemon_dies_and_returns_and_nobody_notices() {
 
 #[test]
 fn a_daemon_killed_during_releases_loses_no_byte() {
-    let mut stage = Stage::new(Options { link: 400 << 20, ..Options::default() });
+    let mut stage = Stage::new(Options {
+        link: 400 << 20,
+        ..Options::default()
+    });
     let mut a = stage.run(&["--name", "a"]);
     let mut b = stage.run(&["--name", "b"]);
     a.hold("m", Bytes::mib(150), 1);
@@ -154,7 +214,9 @@ fn a_program_that_starts_without_a_daemon_runs_as_without_ebb() {
     let artefacts = ebb_tests::Artefacts::get();
     let mut command = std::process::Command::new(artefacts.program("gpu-script"));
     stage.gpu_env(&mut command);
-    command.env("LD_PRELOAD", &artefacts.layer).env("EBB_SOCKET_DIR", stage.socket_dir());
+    command
+        .env("LD_PRELOAD", &artefacts.layer)
+        .env("EBB_SOCKET_DIR", stage.socket_dir());
     let mut program = Program::start(command);
     program.hold("a", Bytes::mib(64), 1);
     assert_eq!(program.wrong("a", 1), 0);
@@ -162,7 +224,11 @@ fn a_program_that_starts_without_a_daemon_runs_as_without_ebb() {
     stage.start_daemon();
     eventually("the program has declared itself", || {
         let held = ledger_of(&stage.snapshot());
-        if held >= Bytes::mib(64) { Ok(()) } else { Err(held.to_string()) }
+        if held >= Bytes::mib(64) {
+            Ok(())
+        } else {
+            Err(held.to_string())
+        }
     });
     assert_eq!(program.wrong("a", 1), 0);
 }
@@ -176,7 +242,11 @@ fn a_program_that_closes_all_descriptors_keeps_its_memory() {
     assert_eq!(program.wrong("a", 1), 0);
     eventually("it is connected again, or at least accounted for", || {
         let held = ledger_of(&stage.snapshot());
-        if held >= Bytes::mib(32) { Ok(()) } else { Err(held.to_string()) }
+        if held >= Bytes::mib(32) {
+            Ok(())
+        } else {
+            Err(held.to_string())
+        }
     });
     program.hold("b", Bytes::mib(32), 2);
     assert_eq!((program.wrong("a", 1), program.wrong("b", 2)), (0, 0));
@@ -186,9 +256,17 @@ fn a_program_that_closes_all_descriptors_keeps_its_memory() {
 fn bug_032_a_forked_child_is_refused_by_the_driver_and_the_parent_works_on() {
     let stage = Stage::new(Options::default());
     let mut program = stage.run(&[]);
-    assert_eq!(program.ok("fork"), vec![0], "a child that initialises by itself works");
+    assert_eq!(
+        program.ok("fork"),
+        vec![0],
+        "a child that initialises by itself works"
+    );
     program.hold("a", Bytes::mib(16), 1);
-    assert_eq!(program.ok("fork"), vec![3], "after cuInit a child is told NOT_INITIALIZED, as by the driver");
+    assert_eq!(
+        program.ok("fork"),
+        vec![3],
+        "after cuInit a child is told NOT_INITIALIZED, as by the driver"
+    );
     assert_eq!(program.wrong("a", 1), 0);
     assert!(program.finish().success());
     stage.wait_until_empty();

@@ -35,7 +35,10 @@ fn run_with(stage: &Stage, fault: &str) {
         }
     }
     for _ in 0..3 {
-        let _ = stage.ask(&Request::Pause { task: "f".into(), wait_ms: Some(3_000) });
+        let _ = stage.ask(&Request::Pause {
+            task: "f".into(),
+            wait_ms: Some(3_000),
+        });
         let resumed = stage.ask(&Request::Resume { task: "f".into() });
         assert!(matches!(resumed, Answer::Ok(_)), "{fault}: {resumed:?}");
         for (name, i) in &held {
@@ -61,7 +64,10 @@ fn run_with(stage: &Stage, fault: &str) {
 
 #[test]
 fn every_call_of_release_and_restore_failing_at_every_use_loses_nothing() {
-    let stage = Stage::new(Options { card: Bytes::mib(128), ..Options::default() });
+    let stage = Stage::new(Options {
+        card: Bytes::mib(128),
+        ..Options::default()
+    });
     for call in CALLS {
         for n in 1..=6 {
             run_with(&stage, &format!("{call}:{n}:999"));
@@ -72,7 +78,10 @@ fn every_call_of_release_and_restore_failing_at_every_use_loses_nothing() {
 
 #[test]
 fn bug_083_no_room_in_the_middle_of_a_restore_is_tried_again() {
-    let stage = Stage::new(Options { card: Bytes::mib(128), ..Options::default() });
+    let stage = Stage::new(Options {
+        card: Bytes::mib(128),
+        ..Options::default()
+    });
     for n in 1..=8 {
         run_with(&stage, &format!("cuMemCreate:{n}:2"));
     }

@@ -25,22 +25,35 @@ fn the_last_granule_under_the_limit_succeeds_and_the_next_fails() {
 #[test]
 fn bug_010_two_processes_of_a_task_cannot_both_take_the_last_bytes() {
     let stage = Stage::new(Options::default());
-    let token = stage.task("both", Bytes::ZERO, Some(Bytes::mib(128)), ebb_units::Priority::Normal);
+    let token = stage.task(
+        "both",
+        Bytes::ZERO,
+        Some(Bytes::mib(128)),
+        ebb_units::Priority::Normal,
+    );
     for _ in 0..20 {
         let mut pair = [0, 1].map(|_| stage_program(&stage, &token));
         for program in &mut pair {
             program.ok("open");
         }
-        pair.iter_mut().for_each(|program| program.send(&format!("alloc m {}", 80 << 20)));
+        pair.iter_mut()
+            .for_each(|program| program.send(&format!("alloc m {}", 80 << 20)));
         let answers = pair.each_mut().map(|program| program.answer());
-        let won = answers.iter().filter(|answer| matches!(answer, Reply::Ok(_))).count();
+        let won = answers
+            .iter()
+            .filter(|answer| matches!(answer, Reply::Ok(_)))
+            .count();
         assert_eq!(won, 1, "80 + 80 MiB under a limit of 128 MiB");
         for program in pair {
             assert!(program.finish().success());
         }
         ebb_tests::eventually("the dead are gone", || {
             let held = ebb_tests::ledger_of(&stage.snapshot());
-            if held.is_zero() { Ok(()) } else { Err(held.to_string()) }
+            if held.is_zero() {
+                Ok(())
+            } else {
+                Err(held.to_string())
+            }
         });
     }
 }
@@ -51,13 +64,18 @@ fn stage_program(stage: &Stage, token: &str) -> ebb_tests::Program {
     let mut command = std::process::Command::new(artefacts.program("gpu-script"));
     stage.gpu_env(&mut command);
     command.env("LD_PRELOAD", &artefacts.layer);
-    command.env("EBB_SOCKET_DIR", stage.socket_dir()).env("EBB_TASK_TOKEN", token);
+    command
+        .env("EBB_SOCKET_DIR", stage.socket_dir())
+        .env("EBB_TASK_TOKEN", token);
     ebb_tests::Program::start(command)
 }
 
 #[test]
 fn bug_037_a_limit_below_the_context_answers_zero_free() {
-    let stage = Stage::new(Options { context: Bytes::mib(32), ..Options::default() });
+    let stage = Stage::new(Options {
+        context: Bytes::mib(32),
+        ..Options::default()
+    });
     for limit in ["2Mi", "16Mi", "30Mi", "34Mi"] {
         let mut program = stage.run(&["--limit", limit]);
         let info = program.ok("info");
@@ -65,7 +83,11 @@ fn bug_037_a_limit_below_the_context_answers_zero_free() {
         if limit != "34Mi" {
             assert_eq!(info[0], 0, "{limit}");
         }
-        assert_eq!(program.say(&format!("alloc m {}", 8 << 20)), Reply::Err(2), "{limit}");
+        assert_eq!(
+            program.say(&format!("alloc m {}", 8 << 20)),
+            Reply::Err(2),
+            "{limit}"
+        );
     }
 }
 
@@ -100,13 +122,20 @@ fn bug_014_accounting_follows_many_allocations_and_never_wraps() {
     let start = program.ok("info")[0];
     for round in 0..30u64 {
         for i in 0..12u64 {
-            program.ok(&format!("alloc m{i} {}", 1 + (round * 7919 + i * 104_729) % (9 << 20)));
+            program.ok(&format!(
+                "alloc m{i} {}",
+                1 + (round * 7919 + i * 104_729) % (9 << 20)
+            ));
         }
         for i in 0..12u64 {
             program.ok(&format!("free m{}", (i * 5) % 12));
         }
     }
-    assert_eq!(program.ok("info")[0], start, "everything was freed, everything is free");
+    assert_eq!(
+        program.ok("info")[0],
+        start,
+        "everything was freed, everything is free"
+    );
 }
 
 #[test]
@@ -117,13 +146,21 @@ fn bug_019_a_pointer_that_is_not_ours_goes_to_the_driver() {
     for program in [&mut program, &mut plain] {
         program.ok(&format!("alloc a {}", 4 << 20));
         let inner = program.ok("range a")[0] + 512;
-        assert_eq!(program.say(&format!("rawfree {inner}")), Reply::Err(1), "an inner pointer");
+        assert_eq!(
+            program.say(&format!("rawfree {inner}")),
+            Reply::Err(1),
+            "an inner pointer"
+        );
         assert_eq!(program.say("rawfree 4096"), Reply::Err(1), "no pointer at all");
         assert_eq!(program.say("rawfree 0"), Reply::Ok(String::new()), "null");
         program.ok(&format!("asyncalloc s {}", 4 << 20));
         program.ok("sync");
         let pointer = program.ok("range s")[0];
-        assert_eq!(program.say(&format!("rawfree {pointer}")), Reply::Ok(String::new()), "a stream-ordered one");
+        assert_eq!(
+            program.say(&format!("rawfree {pointer}")),
+            Reply::Ok(String::new()),
+            "a stream-ordered one"
+        );
     }
 }
 
@@ -135,10 +172,23 @@ fn bug_113_sizes_off_the_granule_keep_their_size_and_data() {
     let sizes = [4, 128, 6912, (2 << 20) - 4, 2 << 20, (2 << 20) + 4, 5_000_000];
     for (i, size) in sizes.iter().enumerate() {
         program.hold(&format!("m{i}"), Bytes(*size), i as u64);
-        assert_eq!(program.ok(&format!("range m{i}"))[1], *size, "the size is what was asked for");
+        assert_eq!(
+            program.ok(&format!("range m{i}"))[1],
+            *size,
+            "the size is what was asked for"
+        );
     }
-    assert!(matches!(stage.ask(&Request::Pause { task: "sizes".into(), wait_ms: Some(20_000) }), Answer::Ok(_)));
-    assert!(matches!(stage.ask(&Request::Resume { task: "sizes".into() }), Answer::Ok(_)));
+    assert!(matches!(
+        stage.ask(&Request::Pause {
+            task: "sizes".into(),
+            wait_ms: Some(20_000)
+        }),
+        Answer::Ok(_)
+    ));
+    assert!(matches!(
+        stage.ask(&Request::Resume { task: "sizes".into() }),
+        Answer::Ok(_)
+    ));
     for (i, size) in sizes.iter().enumerate() {
         assert_eq!(program.wrong(&format!("m{i}"), i as u64), 0, "{size}");
     }

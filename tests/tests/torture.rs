@@ -23,7 +23,11 @@ fn pick(rng: &mut Pcg64Mcg, n: u64) -> u64 {
 
 impl Actor {
     fn start(stage: &Stage) -> Self {
-        Self { program: stage.run(&["--idle-release", "300ms"]), blocks: Vec::new(), next: 0 }
+        Self {
+            program: stage.run(&["--idle-release", "300ms"]),
+            blocks: Vec::new(),
+            next: 0,
+        }
     }
 
     fn held(&self) -> u64 {
@@ -48,7 +52,9 @@ impl Actor {
                             self.program.ok(&format!("{verb} {name} {value}"));
                             self.blocks.push((name, size, value, by_copy));
                         }
-                        Reply::Err(code) => panic!("an allocation that waiting would have served failed with {code}"),
+                        Reply::Err(code) => {
+                            panic!("an allocation that waiting would have served failed with {code}")
+                        }
                     }
                 }
             }
@@ -62,7 +68,12 @@ impl Actor {
                 let (name, size, value, by_copy) = &self.blocks[at];
                 let verb = if *by_copy { "read" } else { "check" };
                 let wrong = self.program.ok(&format!("{verb} {name} {value}"))[0];
-                assert_eq!(wrong, 0, "{name} of {size} bytes changed (pid {})", self.program.pid());
+                assert_eq!(
+                    wrong,
+                    0,
+                    "{name} of {size} bytes changed (pid {})",
+                    self.program.pid()
+                );
             }
             8 => {
                 self.program.ok("info");
@@ -77,7 +88,10 @@ impl Actor {
 
 #[test]
 fn ten_programs_on_a_third_of_the_memory_they_want() {
-    let seconds = std::env::var("EBB_TORTURE_SECONDS").ok().and_then(|t| t.parse().ok()).unwrap_or(20);
+    let seconds = std::env::var("EBB_TORTURE_SECONDS")
+        .ok()
+        .and_then(|t| t.parse().ok())
+        .unwrap_or(20);
     let seed = seed();
     let mut rng = Pcg64Mcg::new(u128::from(seed) | 1);
     let stage = Stage::new(Options {
@@ -113,5 +127,8 @@ fn ten_programs_on_a_third_of_the_memory_they_want() {
     });
     stage.wait_until_empty();
     let totals = stage.snapshot().totals;
-    assert!(totals.releases > 0, "nothing was ever released: the test is too mild ({totals:?})");
+    assert!(
+        totals.releases > 0,
+        "nothing was ever released: the test is too mild ({totals:?})"
+    );
 }

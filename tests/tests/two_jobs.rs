@@ -12,12 +12,19 @@ fn a_second_program_takes_the_memory_of_an_idle_one_and_both_keep_their_data() {
     first.hold("a", Bytes::mib(180), 1);
     let mut second = stage.run(&["--name", "second"]);
     second.hold("b", Bytes::mib(180), 2);
-    assert!(ledger_of(&stage.snapshot()) <= Bytes::mib(256), "the ledger stays within the card");
+    assert!(
+        ledger_of(&stage.snapshot()) <= Bytes::mib(256),
+        "the ledger stays within the card"
+    );
     assert_eq!(first.wrong("a", 1), 0);
     assert_eq!(second.wrong("b", 2), 0);
     assert_eq!(first.wrong("a", 1), 0);
     let snapshot = stage.snapshot();
-    assert!(snapshot.totals.releases >= 2, "memory changed hands: {:?}", snapshot.totals);
+    assert!(
+        snapshot.totals.releases >= 2,
+        "memory changed hands: {:?}",
+        snapshot.totals
+    );
     assert!(first.finish().success());
     assert!(second.finish().success());
     stage.wait_until_empty();
@@ -33,7 +40,10 @@ fn only_as_many_bytes_move_as_are_needed() {
     let mut second = stage.run(&[]);
     second.hold("x", Bytes::mib(64), 9);
     let moved = stage.snapshot().totals.out_bytes;
-    assert!(moved <= Bytes::mib(64), "192 + 64 MiB on 256 MiB less two contexts: {moved} moved, 64 MiB would do");
+    assert!(
+        moved <= Bytes::mib(64),
+        "192 + 64 MiB on 256 MiB less two contexts: {moved} moved, 64 MiB would do"
+    );
     assert_eq!(second.wrong("x", 9), 0);
     for (i, name) in ["a", "b", "c", "d", "e", "f"].iter().enumerate() {
         assert_eq!(first.wrong(name, i as u64), 0, "{name}");
@@ -42,7 +52,10 @@ fn only_as_many_bytes_move_as_are_needed() {
 
 #[test]
 fn two_active_programs_alternate_and_neither_starves() {
-    let stage = Stage::new(Options { config: "[policy]\nmin_turn = \"100ms\"\n".into(), ..Options::default() });
+    let stage = Stage::new(Options {
+        config: "[policy]\nmin_turn = \"100ms\"\n".into(),
+        ..Options::default()
+    });
     let mut programs = [stage.run(&["--name", "even"]), stage.run(&["--name", "odd"])];
     for (i, program) in programs.iter_mut().enumerate() {
         program.send(&format!("alloc m {}", 180 << 20));
@@ -52,10 +65,17 @@ fn two_active_programs_alternate_and_neither_starves() {
         }
     }
     for program in &mut programs {
-        assert!(matches!(program.answer(), Reply::Ok(_)), "the allocation waits instead of failing");
+        assert!(
+            matches!(program.answer(), Reply::Ok(_)),
+            "the allocation waits instead of failing"
+        );
         assert!(matches!(program.answer(), Reply::Ok(_)));
         for _ in 0..40 {
-            assert_eq!(program.answer(), Reply::Ok("0".into()), "every word is right after every change of hands");
+            assert_eq!(
+                program.answer(),
+                Reply::Ok("0".into()),
+                "every word is right after every change of hands"
+            );
         }
     }
 }
@@ -67,7 +87,11 @@ fn an_idle_programs_memory_leaves_by_itself_and_returns_on_touch() {
     program.hold("a", Bytes::mib(100), 5);
     eventually("the idle program's bytes are off the card", || {
         let snapshot = stage.snapshot();
-        if ledger_of(&snapshot).is_zero() { Ok(()) } else { Err(format!("{snapshot:?}")) }
+        if ledger_of(&snapshot).is_zero() {
+            Ok(())
+        } else {
+            Err(format!("{snapshot:?}"))
+        }
     });
     // Calls that need no memory do not bring it back (bug 62).
     for _ in 0..20 {
@@ -76,7 +100,10 @@ fn an_idle_programs_memory_leaves_by_itself_and_returns_on_touch() {
         program.ok("sync");
         program.ok("total");
     }
-    assert!(ledger_of(&stage.snapshot()).is_zero(), "a health check restores nothing");
+    assert!(
+        ledger_of(&stage.snapshot()).is_zero(),
+        "a health check restores nothing"
+    );
     assert_eq!(program.wrong("a", 5), 0);
 }
 
@@ -86,11 +113,18 @@ fn pause_takes_everything_and_resume_gives_it_back() {
     let stage = Stage::new(Options::default());
     let mut program = stage.run(&["--name", "p"]);
     program.hold("a", Bytes::mib(64), 3);
-    let paused = stage.ask(&Request::Pause { task: "p".into(), wait_ms: Some(20_000) });
+    let paused = stage.ask(&Request::Pause {
+        task: "p".into(),
+        wait_ms: Some(20_000),
+    });
     assert!(matches!(paused, Answer::Ok(_)), "{paused:?}");
     assert!(ledger_of(&stage.snapshot()).is_zero());
     program.send("check a 3");
-    assert_eq!(program.poll(Duration::from_millis(300)), None, "a paused program waits at its next touch");
+    assert_eq!(
+        program.poll(Duration::from_millis(300)),
+        None,
+        "a paused program waits at its next touch"
+    );
     let resumed = stage.ask(&Request::Resume { task: "p".into() });
     assert!(matches!(resumed, Answer::Ok(_)), "{resumed:?}");
     assert_eq!(program.answer(), Reply::Ok("0".into()));
@@ -104,12 +138,30 @@ fn graphs_and_copies_work_across_releases() {
     program.ok(&format!("alloc a {}", 8 << 20));
     for round in 0..5 {
         program.ok(&format!("graph a {round}"));
-        assert!(matches!(stage.ask(&Request::Pause { task: "g".into(), wait_ms: Some(20_000) }), Answer::Ok(_)));
-        assert!(matches!(stage.ask(&Request::Resume { task: "g".into() }), Answer::Ok(_)));
+        assert!(matches!(
+            stage.ask(&Request::Pause {
+                task: "g".into(),
+                wait_ms: Some(20_000)
+            }),
+            Answer::Ok(_)
+        ));
+        assert!(matches!(
+            stage.ask(&Request::Resume { task: "g".into() }),
+            Answer::Ok(_)
+        ));
         assert_eq!(program.wrong("a", round), 0, "round {round}");
         program.ok(&format!("write a {round}"));
-        assert!(matches!(stage.ask(&Request::Pause { task: "g".into(), wait_ms: Some(20_000) }), Answer::Ok(_)));
-        assert!(matches!(stage.ask(&Request::Resume { task: "g".into() }), Answer::Ok(_)));
+        assert!(matches!(
+            stage.ask(&Request::Pause {
+                task: "g".into(),
+                wait_ms: Some(20_000)
+            }),
+            Answer::Ok(_)
+        ));
+        assert!(matches!(
+            stage.ask(&Request::Resume { task: "g".into() }),
+            Answer::Ok(_)
+        ));
         assert_eq!(program.ok(&format!("read a {round}")), vec![0]);
     }
 }

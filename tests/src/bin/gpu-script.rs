@@ -19,10 +19,15 @@ struct Script {
 }
 
 fn main() {
-    let mut script = Script { cuda: None, memory: HashMap::new() };
+    let mut script = Script {
+        cuda: None,
+        memory: HashMap::new(),
+    };
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let answer = match script.obey(&line) {
-            Ok(numbers) => numbers.iter().fold("ok".to_owned(), |text, n| format!("{text} {n}")),
+            Ok(numbers) => numbers
+                .iter()
+                .fold("ok".to_owned(), |text, n| format!("{text} {n}")),
             Err(CudaError(code)) => format!("err {code}"),
         };
         let mut out = std::io::stdout().lock();
@@ -89,12 +94,19 @@ impl Script {
             "read" => {
                 let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
                 self.cuda()?.read(pointer, &mut data)?;
-                let wrong = data.iter().zip(pattern(bytes, seed)).filter(|(a, b)| **a != *b).count();
+                let wrong = data
+                    .iter()
+                    .zip(pattern(bytes, seed))
+                    .filter(|(a, b)| **a != *b)
+                    .count();
                 Ok(vec![wrong as u64])
             }
             "info" => self.cuda()?.info().map(|(free, total)| vec![free, total]),
             "total" => self.cuda()?.device_total().map(|total| vec![total]),
-            "range" => self.cuda()?.address_range(pointer).map(|(base, size)| vec![base, size]),
+            "range" => self
+                .cuda()?
+                .address_range(pointer)
+                .map(|(base, size)| vec![base, size]),
             "spin" => self.cuda()?.launch_spin(number(1)).map(|()| vec![]),
             "sync" => self.cuda()?.synchronize().map(|()| vec![]),
             "query" => self.cuda()?.query().map(|()| vec![]),
@@ -114,7 +126,9 @@ impl Script {
 
 /// Bytes that depend on position and seed.
 fn pattern(bytes: u64, seed: u32) -> Vec<u8> {
-    (0..bytes).map(|i| (i.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(seed)) >> 7) as u8).collect()
+    (0..bytes)
+        .map(|i| (i.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(seed)) >> 7) as u8)
+        .collect()
 }
 
 /// Forks; the child calls the driver (which must refuse it, as after any fork) and ends. The child's driver code.
@@ -136,5 +150,9 @@ fn fork_and_use(cuda: Option<&Cuda>) -> u64 {
     let mut status = 0;
     // SAFETY: waits for the child just made; `status` is a live integer.
     let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-    if waited == pid && libc::WIFEXITED(status) { u64::try_from(libc::WEXITSTATUS(status)).unwrap_or(255) } else { 255 }
+    if waited == pid && libc::WIFEXITED(status) {
+        u64::try_from(libc::WEXITSTATUS(status)).unwrap_or(255)
+    } else {
+        255
+    }
 }

@@ -160,7 +160,9 @@ impl Stage {
         while began.elapsed() < PATIENCE {
             let now = probe(&self.worker, &self.folder, self.sim.as_deref())?;
             let snapshot = self.snapshot()?;
-            let seen = self.card_in(&snapshot).is_none_or(|card| card.unmanaged <= others);
+            let seen = self
+                .card_in(&snapshot)
+                .is_none_or(|card| card.unmanaged <= others);
             if seen && now.free + slack >= self.card.free {
                 return Ok(());
             }

@@ -144,6 +144,7 @@ fn bug_124_the_daemon_dies_and_returns_and_nobody_notices() {
         .collect();
     for (i, program) in programs.iter_mut().enumerate() {
         program.hold("m", Bytes::mib(8), i as u64);
+        assert_eq!(program.wrong("m", i as u64), 0); // makes the small block that a check needs
     }
     let before = stage.snapshot();
     for round in 0..3 {

@@ -546,6 +546,12 @@ impl Engine {
         }
     }
 
+    /// Whether a daemon serves this process at present.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        !self.core.is_child() && matches!(self.core.link.status(), crate::link::Status::Connected { .. })
+    }
+
     /// Everything that `ebb doctor` shows, as a JSON object.
     #[must_use]
     pub fn report_json(&self) -> String {

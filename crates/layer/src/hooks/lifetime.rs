@@ -2,6 +2,7 @@
 
 use core::ffi::CStr;
 use core::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
 
 use ebb_abi::*;
 
@@ -97,6 +98,24 @@ pub(crate) unsafe extern "C-unwind" fn cuGetProcAddress_v2(
     result
 }
 
+/// How long a context that finds the card full is tried again, and how often. The daemon keeps room for a context; when several
+/// programs start at once it needs a moment to make more.
+const CONTEXT_WAIT: Duration = Duration::from_secs(30);
+const CONTEXT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Whether a context that the driver had no room for should be tried again: while a daemon may make room, for a bounded time.
+fn try_again(result: CUresult, since: &mut Option<Instant>) -> bool {
+    if result != CUresult::ERROR_OUT_OF_MEMORY {
+        return false;
+    }
+    let connected = with(|running| Some(running.engine.is_connected())).unwrap_or(false);
+    if !connected || since.get_or_insert_with(Instant::now).elapsed() > CONTEXT_WAIT {
+        return false;
+    }
+    std::thread::sleep(CONTEXT_PAUSE);
+    true
+}
+
 /// What the process had on a managed device before something new was made there.
 fn before(dev: CUdevice) -> Option<(usize, u64)> {
     with(|running| {
@@ -130,8 +149,13 @@ macro_rules! create {
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name(pctx: *mut CUcontext $(, $parameter: $ty)*, dev: CUdevice) -> CUresult {
             let before = before(dev);
+            let mut since = None;
             // SAFETY: the program's own call.
-            let result = unsafe { real::$name(pctx $(, $parameter)*, dev) };
+            let mut result = unsafe { real::$name(pctx $(, $parameter)*, dev) };
+            while try_again(result, &mut since) {
+                // SAFETY: as above; a call that failed has changed nothing.
+                result = unsafe { real::$name(pctx $(, $parameter)*, dev) };
+            }
             if result.is_success() {
                 context_made(pctx, dev, before);
             }
@@ -153,8 +177,13 @@ pub(crate) unsafe extern "C-unwind" fn cuDevicePrimaryCtxRetain(
     pctx: *mut CUcontext,
     dev: CUdevice,
 ) -> CUresult {
+    let mut since = None;
     // SAFETY: the program's own call.
-    let result = unsafe { real::cuDevicePrimaryCtxRetain(pctx, dev) };
+    let mut result = unsafe { real::cuDevicePrimaryCtxRetain(pctx, dev) };
+    while try_again(result, &mut since) {
+        // SAFETY: as above; a call that failed has changed nothing.
+        result = unsafe { real::cuDevicePrimaryCtxRetain(pctx, dev) };
+    }
     if result.is_success() {
         context_made(pctx, dev, None);
         with(|running| {

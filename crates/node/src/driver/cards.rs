@@ -24,6 +24,8 @@ pub(super) struct Device {
     pub total: Bytes,
     /// Promised to nobody; as configured, or as measured.
     pub reserve: Bytes,
+    /// Kept for the next program's context, which its driver takes without asking: the most that one took so far.
+    pub newcomer: Bytes,
     /// Held by programs that are not ours.
     pub unmanaged: Bytes,
     /// Used beyond what NVML's processes account for, in the last sample; the driver's own part.
@@ -36,8 +38,14 @@ pub(super) struct Device {
 
 impl Device {
     pub(super) fn capacity(&self) -> Bytes {
-        self.total.saturating_sub(self.reserve).round_down(GRANULE)
+        let kept = self.reserve.saturating_add(self.newcomer);
+        self.total.saturating_sub(kept).round_down(GRANULE)
     }
+}
+
+/// What a program's word about its context may keep from everybody: no liar makes a card small.
+fn newcomer(overhead: Bytes, total: Bytes) -> Bytes {
+    overhead.min(Bytes(total.0 / 64)).round_up(GRANULE)
 }
 
 /// A little that stays free beside the driver's own part: the driver rounds and keeps pools. Nothing on small cards.
@@ -197,6 +205,21 @@ impl Driver {
         }
     }
 
+    /// What a context took on a card: as much stays free for the next, unless the configuration says what stays free.
+    pub(super) fn context_took(&mut self, id: DeviceId, overhead: Bytes) {
+        if self.config.reserve.is_some() {
+            return;
+        }
+        let Some(device) = self.devices.get_mut(&id) else {
+            return;
+        };
+        let kept = newcomer(overhead, device.total);
+        if kept > device.newcomer {
+            device.newcomer = kept;
+            self.feed_device(id);
+        }
+    }
+
     pub(super) fn device_named(&self, uuid: DeviceUuid) -> Option<DeviceId> {
         self.devices
             .iter()
@@ -215,6 +238,7 @@ impl Driver {
                 name: "GPU".into(),
                 total: Bytes::ZERO,
                 reserve: Bytes::ZERO,
+                newcomer: Bytes::ZERO,
                 unmanaged: Bytes::ZERO,
                 overhang: None,
                 measured: None,
@@ -274,6 +298,13 @@ mod tests {
             unmanaged(&listed, &more, |pid| pid == 10, |pid| pid < 1000),
             Bytes::ZERO
         );
+    }
+
+    #[test]
+    fn room_for_a_context_is_bounded_by_the_card() {
+        assert_eq!(newcomer(Bytes::mib(527), Bytes::gib(140)), Bytes::mib(528));
+        assert_eq!(newcomer(Bytes::gib(100), Bytes::gib(128)), Bytes::gib(2));
+        assert_eq!(newcomer(Bytes::ZERO, Bytes::gib(128)), Bytes::ZERO);
     }
 
     #[test]

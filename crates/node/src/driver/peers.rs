@@ -226,6 +226,10 @@ impl Driver {
                     overhead,
                 };
                 client.allocated = allocated;
+                self.context_took(DeviceId(device), overhead);
+                let Some(client) = self.client_mut(peer, DeviceId(device)) else {
+                    return;
+                };
                 let touched = std::mem::replace(&mut client.touches, touches) != touches;
                 let (id, event) = (client.id, client.usage_event());
                 self.mark(peer);
@@ -342,6 +346,7 @@ impl Driver {
             .get(&device)
             .map_or(Bytes::ZERO, |device| device.total);
         let (lease, overhead) = (lease.min(card), overhead.min(card));
+        self.context_took(device, overhead);
         let usage = Usage {
             resident: lease,
             evicted,

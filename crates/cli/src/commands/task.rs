@@ -1,8 +1,10 @@
 //! `ebb pause`, `ebb resume`, `ebb limit`: one question, one answer.
 
 use std::io::Write;
+use std::time::Duration;
 
 use ebb_protocol::control::{Payload, Request};
+use indicatif::ProgressBar;
 
 use crate::args::{Global, LimitArgs, PauseArgs, TaskArgs};
 use crate::client::{Client, unexpected};
@@ -58,8 +60,26 @@ pub(crate) fn limit(global: &Global, args: &LimitArgs) -> Result<()> {
     done(global, &request, args.json)
 }
 
+/// Taking memory off a card waits for what runs there: on a terminal, something moves meanwhile.
+fn spinner(request: &Request) -> ProgressBar {
+    let what = match request {
+        Request::Pause { task, .. } => format!("pausing {}: waiting for its work on the GPU", harmless(task)),
+        Request::Limit { task, .. } => format!("changing {}", harmless(task)),
+        _ => return ProgressBar::hidden(),
+    };
+    // Hidden unless stderr is a terminal.
+    let bar = ProgressBar::new_spinner().with_message(what);
+    // The first picture comes with the first tick: an answer that is there at once shows nothing.
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
 fn done(global: &Global, request: &Request, json: bool) -> Result<()> {
-    let answer = Client::open(global)?.ask(request)?;
+    let mut client = Client::open(global)?;
+    let waiting = spinner(request);
+    let answer = client.ask(request);
+    waiting.finish_and_clear();
+    let answer = answer?;
     let Payload::Done { message } = &answer else {
         return Err(unexpected(&answer));
     };

@@ -70,9 +70,7 @@ impl Stage {
         let mut guard = Guard::start(&folder)?;
         let card = probe(&worker, &folder, sim.as_deref())?;
         let bytes_per_job = per_job(args, card.total)?;
-        // All that one job holds: more is never off the card at once, since the other job is on it.
-        let budget = bytes_per_job + slack(sim.is_some());
-        check_room(&card, bytes_per_job, budget, sim.is_some())?;
+        let budget = check_room(&card, bytes_per_job, sim.is_some(), &HostMemory::read())?;
         std::fs::write(folder.join("ebb.toml"), config(&folder, sim.is_some(), budget))
             .map_err(|error| cannot_write(&folder, &error))?;
         let daemon = start_daemon(&folder, sim.as_deref())?;
@@ -258,7 +256,9 @@ fn probe(worker: &Path, folder: &Path, sim: Option<&Path>) -> Result<Card> {
     ))
 }
 
-fn check_room(card: &Card, job: Bytes, budget: Bytes, sim: bool) -> Result<()> {
+/// Whether there is something to show, and room for it. The budget of the host arena: all that one job holds at least, since
+/// the other one is on the card; up to what both hold where the host has it, so that segments need not be shared out closely.
+fn check_room(card: &Card, job: Bytes, sim: bool, memory: &HostMemory) -> Result<Bytes> {
     let room = card.free;
     if job > room {
         return Err(CliError::usage(
@@ -284,16 +284,17 @@ fn check_room(card: &Card, job: Bytes, budget: Bytes, sim: bool) -> Result<()> {
             ),
         ));
     }
-    // A simulated card is host memory as well.
-    let needed = if sim { budget + card.total } else { budget };
-    let memory = HostMemory::read();
     let left = memory
         .cgroup
         .map_or(memory.available, |group| group.left().min(memory.available));
-    // A tenth stays for everything else.
-    let left = Bytes(left.0 / 10 * 9);
+    // A tenth stays for everything else. A simulated card is host memory as well.
+    let left = Bytes(left.0 / 10 * 9).saturating_sub(if sim { card.total } else { Bytes::ZERO });
+    let needed = job + slack(sim);
     if needed <= left {
-        return Ok(());
+        // Of what is more than needed, half.
+        return Ok((job + job)
+            .min(needed + Bytes((left - needed).0 / 2))
+            .round_down(GRANULE));
     }
     let possible = usable(left.saturating_sub(slack(sim)));
     let fix = if !sim && possible + possible > room {
@@ -437,10 +438,18 @@ mod tests {
         }
     }
 
+    fn memory(available: Bytes) -> HostMemory {
+        HostMemory {
+            total: available,
+            available,
+            cgroup: None,
+        }
+    }
+
     #[test]
     fn what_cannot_show_anything_is_refused_with_a_size_that_can() {
-        let check = |job, free| check_room(&card(free), job, Bytes::mib(1), false);
-        assert!(check(Bytes::gib(60), Bytes::gib(79)).is_ok());
+        let check = |job, free| check_room(&card(free), job, false, &memory(Bytes::gib(1000)));
+        assert_eq!(check(Bytes::gib(60), Bytes::gib(79)), Ok(Bytes::gib(120)));
         let error = check(Bytes::gib(60), Bytes::gib(50)).unwrap_err();
         assert_eq!((error.status, error.fix.unwrap().contains("50Gi")), (2, true));
         let error = check(Bytes::gib(20), Bytes::gib(79)).unwrap_err();
@@ -449,8 +458,15 @@ mod tests {
 
     #[test]
     fn more_than_the_hosts_memory_is_refused() {
-        let error = check_room(&card(Bytes::gib(79)), Bytes::gib(60), Bytes(1 << 50), false).unwrap_err();
-        assert!(error.message.contains("host memory"), "{error}");
+        let check = |available| check_room(&card(Bytes::gib(79)), Bytes::gib(60), false, &memory(available));
+        let tight = check(Bytes::gib(70)).unwrap();
+        assert!((Bytes::gib(61)..Bytes::gib(63)).contains(&tight), "{tight}");
+        let error = check(Bytes::gib(64)).unwrap_err();
+        assert!(
+            error.message.contains("host memory") && error.fix.unwrap().contains("56Gi"),
+            "{}",
+            error.message
+        );
         assert_eq!(error.status, 2);
     }
 }

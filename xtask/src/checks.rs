@@ -195,10 +195,18 @@ fn demo(folder: &Path) -> Result<()> {
 }
 
 fn docs() -> Result<()> {
-    // Two steps, since the command and the library have one name.
+    // For those who work on it: nothing here is published, so private parts are documented and linked. Two steps, since
+    // the command and the library have one name.
+    let flags = "-D warnings -A rustdoc::private_intra_doc_links";
     for arguments in [&["--workspace", "--exclude", "ebb-cli"][..], &["-p", "ebb-cli"]] {
-        let mut command = cargo(&["doc", "--no-deps", "--locked", "--quiet"]);
-        run(command.args(arguments).env("RUSTDOCFLAGS", "-D warnings"))?;
+        let mut command = cargo(&[
+            "doc",
+            "--no-deps",
+            "--document-private-items",
+            "--locked",
+            "--quiet",
+        ]);
+        run(command.args(arguments).env("RUSTDOCFLAGS", flags))?;
     }
     Ok(())
 }

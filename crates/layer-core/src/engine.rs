@@ -546,10 +546,15 @@ impl Engine {
         }
     }
 
-    /// Whether a daemon serves this process at present.
+    /// Whether a daemon serves this process, or may do so in a moment.
     #[must_use]
-    pub fn is_connected(&self) -> bool {
-        !self.core.is_child() && matches!(self.core.link.status(), crate::link::Status::Connected { .. })
+    pub fn may_be_served(&self) -> bool {
+        use crate::link::Status;
+        !self.core.is_child()
+            && matches!(
+                self.core.link.status(),
+                Status::Starting | Status::Connected { .. }
+            )
     }
 
     /// Everything that `ebb doctor` shows, as a JSON object.

@@ -108,8 +108,8 @@ fn try_again(result: CUresult, since: &mut Option<Instant>) -> bool {
     if result != CUresult::ERROR_OUT_OF_MEMORY {
         return false;
     }
-    let connected = with(|running| Some(running.engine.is_connected())).unwrap_or(false);
-    if !connected || since.get_or_insert_with(Instant::now).elapsed() > CONTEXT_WAIT {
+    let served = with(|running| Some(running.engine.may_be_served())).unwrap_or(false);
+    if !served || since.get_or_insert_with(Instant::now).elapsed() > CONTEXT_WAIT {
         return false;
     }
     std::thread::sleep(CONTEXT_PAUSE);

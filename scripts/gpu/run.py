@@ -225,7 +225,7 @@ def step():
     row("training step, ebb / plain", f"{ratio:.4f} ({pairs[0][0]:.2f} ms plain)", "<= 1.01", ratio <= 1.01)
 
 
-def pair(name, first, second, alone):
+def pair(name, first, second, by_itself):
     """Two jobs that do not fit together, started together; results equal to those alone."""
     began = time.monotonic()
     jobs = [start(under(c, "--name", f"{name}{i}"), UNDER, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for i, c in enumerate((first, second))]
@@ -242,25 +242,36 @@ def pair(name, first, second, alone):
             raise RuntimeError(f"{name} ended with {job.returncode}: {err[-1500:]}")
         done.append((last_json(out), round(time.monotonic() - began, 1)))
     same = all(got["sha256"] == want["sha256"] and got.get("losses") == want.get("losses") and got.get("sums") == want.get("sums")
-               for (got, _), want in zip(done, alone))
+               for (got, _), want in zip(done, by_itself))
     seconds = [d[0]["seconds"] for d in done]
-    RESULTS[name] = {"alone_s": [a["seconds"] for a in alone], "together_s": seconds, "same": same, "totals": totals()}
-    row(f"{name}: two together", f"{seconds[0]:.0f} and {seconds[1]:.0f} s (alone {alone[0]['seconds']:.0f}, {alone[1]['seconds']:.0f}), "
+    RESULTS[name] = {"alone_s": [a["seconds"] for a in by_itself], "together_s": seconds, "same": same, "totals": totals()}
+    row(f"{name}: two together", f"{seconds[0]:.0f} and {seconds[1]:.0f} s (alone {by_itself[0]['seconds']:.0f}, {by_itself[1]['seconds']:.0f}), "
         f"results {'equal' if same else 'DIFFER'}", "equal", same)
 
 
+ALONE = {}
+
+
+def alone(command):
+    """What a job gives without ebb, once a run."""
+    key = " ".join(str(c) for c in command)
+    if key not in ALONE:
+        ALONE[key] = last_json(run(command, BASE, 200))
+    return ALONE[key]
+
+
+def training(seed):
+    return [sys.executable, HERE / "train.py", "--gib", "20" if args.quick else "90", "--steps", "50", "--seed", seed]
+
+
 def torch():
-    gib = "20" if args.quick else "90"
-    commands = [[sys.executable, HERE / "train.py", "--gib", gib, "--steps", "60", "--seed", s] for s in ("1", "2")]
-    alone = [last_json(run(c, BASE, 200)) for c in commands]
-    pair("torch+torch", *commands, alone)
+    jobs = [training("1"), training("2")]
+    pair("torch+torch", *jobs, [alone(job) for job in jobs])
 
 
 def mixed():
-    gib = "20" if args.quick else "90"
-    first = [sys.executable, HERE / "train.py", "--gib", gib, "--steps", "60", "--seed", "1"]
-    second = [sys.executable, HERE / "cupy_job.py", "--gib", gib, "--steps", "40"]
-    pair("torch+cupy", first, second, [last_json(run(c, BASE, 200)) for c in (first, second)])
+    jobs = [training("1"), [sys.executable, HERE / "cupy_job.py", "--gib", "20" if args.quick else "90", "--steps", "40"]]
+    pair("torch+cupy", *jobs, [alone(job) for job in jobs])
 
 
 def notebook():
@@ -283,7 +294,7 @@ def notebook():
         "context only, 0 wrong", left - idle < 2000 and got["wrong"] == 0)
 
 
-SECTIONS = {"demo": demo, "doctor": doctor, "figures": figures, "step": step, "notebook": notebook, "torch": torch, "mixed": mixed}
+SECTIONS = {"doctor": doctor, "figures": figures, "demo": demo, "torch": torch, "notebook": notebook, "mixed": mixed, "step": step}
 
 
 def main():

@@ -125,9 +125,6 @@ pub(crate) fn all(filter: Option<&str>) -> Result<ExitCode> {
             tests.arg(filter);
         }
         tests.env("INSTA_UPDATE", "no").env("EBB_TESTS_PREBUILT", "1");
-        if let Some(python) = &python {
-            tests.env("EBB_TEST_PYTHON", python);
-        }
         run(&mut tests)
     });
     if filter.is_none() {

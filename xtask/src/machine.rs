@@ -14,6 +14,7 @@ const NEEDED: &[(&str, &[&str], &str)] = &[
     ("gcc", &["--version"], "gcc libc6-dev"),
     ("objdump", &["--version"], "binutils"),
     ("git", &["--version"], "git"),
+    ("python3", &["--version"], "python3 python3-venv"),
 ];
 
 /// Installs what is missing; fails if that is not possible.

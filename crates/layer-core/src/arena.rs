@@ -14,8 +14,7 @@
 //! under it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use ebb_alloc::{HostSlots, Piece};
@@ -25,6 +24,7 @@ use ebb_protocol::wire::{MAX_FDS, SegmentInfo};
 use ebb_units::Bytes;
 
 use crate::core::Core;
+use crate::fd::{ChildSlot, OurFd};
 
 /// How many descriptors a forked child can close: 1,024 segments, which are 256 GiB at the daemon's usual size.
 const FDS: usize = 1024;
@@ -32,16 +32,20 @@ const FDS: usize = 1024;
 #[derive(Debug)]
 struct Segment {
     bytes: u64,
-    fd: OwnedFd,
+    /// Shared with declarations that wait to be sent.
+    fd: Arc<OurFd>,
     host: HostAddr,
     /// Index of the device that it was registered with.
     registered: Option<usize>,
     leaving: bool,
+    /// The program closed the descriptor before a new daemon could be told: it knows nothing of this segment, which takes
+    /// nothing in any more and leaves when it is empty.
+    unknown: bool,
 }
 
 #[derive(Debug)]
 enum Job {
-    Arrive { id: u64, bytes: u64, fd: OwnedFd },
+    Arrive { id: u64, bytes: u64, fd: Arc<OurFd> },
     Leave { id: u64 },
 }
 
@@ -70,7 +74,7 @@ pub(crate) struct Arena {
     registering: Mutex<()>,
     work: Condvar,
     /// The descriptors once more, for a forked child, which must not take the lock.
-    fds: Box<[AtomicI32]>,
+    fds: Box<[ChildSlot]>,
 }
 
 /// Sums for the report.
@@ -90,7 +94,7 @@ impl Arena {
             state: Mutex::default(),
             registering: Mutex::new(()),
             work: Condvar::new(),
-            fds: (0..FDS).map(|_| AtomicI32::new(-1)).collect(),
+            fds: (0..FDS).map(|_| ChildSlot::new()).collect(),
         }
     }
 
@@ -150,22 +154,19 @@ impl Arena {
 
     /// Lets empty segments leave, as far as the daemon asked.
     fn send_off(&self, state: &mut State) {
-        if state.recall == 0 {
-            return;
-        }
         for (id, bytes) in state.slots.empty() {
-            if state.recall == 0 {
-                break;
-            }
             let Some(segment) = state.segments.get_mut(&id) else {
                 continue;
             };
-            if segment.leaving {
+            if segment.leaving || (state.recall == 0 && !segment.unknown) {
                 continue;
             }
+            let asked_for = !segment.unknown;
             segment.leaving = true;
             state.slots.set_closed(id, true);
-            state.recall = state.recall.saturating_sub(bytes);
+            if asked_for {
+                state.recall = state.recall.saturating_sub(bytes);
+            }
             state.jobs.push_back(Job::Leave { id });
         }
         self.work.notify_all();
@@ -179,21 +180,17 @@ impl Arena {
     }
 
     /// Segments arrive.
-    pub(crate) fn arrive(&self, core: &Arc<Core>, segments: Vec<SegmentInfo>, fds: Vec<OwnedFd>) {
+    pub(crate) fn arrive(&self, core: &Arc<Core>, segments: Vec<SegmentInfo>, fds: Vec<OurFd>) {
         let mut state = self.lock();
         for (segment, fd) in segments.into_iter().zip(fds) {
-            let free = self.fds.iter().find(|slot| {
-                slot.compare_exchange(-1, fd.as_raw_fd(), Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-            });
-            if free.is_none() {
+            if !self.fds.iter().any(|slot| slot.set(&fd)) {
                 core.events
                     .note("more arena segments than a forked child can close");
             }
             state.jobs.push_back(Job::Arrive {
                 id: segment.id,
                 bytes: segment.bytes.get(),
-                fd,
+                fd: Arc::new(fd),
             });
         }
         if !state.started {
@@ -232,15 +229,15 @@ impl Arena {
         }
     }
 
-    fn take_in(&self, core: &Arc<Core>, id: u64, bytes: u64, fd: OwnedFd) {
-        let host = match core.config.host.map(fd.as_fd(), bytes) {
+    fn take_in(&self, core: &Arc<Core>, id: u64, bytes: u64, fd: Arc<OurFd>) {
+        let host = match map(core, &fd, bytes) {
             Ok(host) => host,
             Err(error) => {
                 core.events.note(format!(
                     "arena segment {id} of {} cannot be mapped: {error}",
                     Bytes(bytes)
                 ));
-                self.forget_fd(fd.as_raw_fd());
+                self.forget_fd(&fd);
                 drop(fd);
                 core.link.send(ToDaemon::ArenaReturn { segments: vec![id] });
                 return;
@@ -265,6 +262,7 @@ impl Arena {
                 host,
                 registered,
                 leaving: false,
+                unknown: false,
             },
         );
         drop(registering);
@@ -294,10 +292,11 @@ impl Arena {
             core.events
                 .note(format!("arena segment {id} stays pinned: {error}"));
             let mut state = self.lock();
-            state.slots.set_closed(id, false);
-            if let Some(segment) = state.segments.get_mut(&id) {
+            let unknown = state.segments.get_mut(&id).is_some_and(|segment| {
                 segment.leaving = false;
-            }
+                segment.unknown
+            });
+            state.slots.set_closed(id, unknown);
             return;
         }
         let segment = {
@@ -311,15 +310,18 @@ impl Arena {
                     .note(format!("arena segment {id} cannot be unmapped: {error}"));
                 return;
             }
-            self.forget_fd(segment.fd.as_raw_fd());
+            self.forget_fd(&segment.fd);
+            let known = !segment.unknown;
             drop(segment);
-            core.link.send(ToDaemon::ArenaReturn { segments: vec![id] });
+            if known {
+                core.link.send(ToDaemon::ArenaReturn { segments: vec![id] });
+            }
         }
     }
 
-    fn forget_fd(&self, fd: i32) {
-        if let Some(slot) = self.fds.iter().find(|slot| slot.load(Ordering::Acquire) == fd) {
-            slot.store(-1, Ordering::Release);
+    fn forget_fd(&self, fd: &OurFd) {
+        if let Some(slot) = self.fds.iter().find(|slot| slot.holds(fd)) {
+            slot.clear();
         }
     }
 
@@ -394,35 +396,52 @@ impl Arena {
         }
     }
 
-    /// For a new daemon: what is held, with duplicates of the descriptors, in packets that fit.
-    pub(crate) fn declare(&self) -> Vec<(ToDaemon, Vec<OwnedFd>)> {
-        let mut state = self.lock();
+    /// For a new connection: what is held, with the descriptors, in packets that fit. What has none any more cannot be
+    /// told; only the daemon that lent it, if the session goes on (`resumed`), knows of it.
+    pub(crate) fn declare(&self, resumed: bool) -> Vec<(ToDaemon, Vec<Arc<OurFd>>)> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
         state.wanted = 0;
         state.urgent = false;
         state.recall = 0;
-        let mut held: Vec<(SegmentInfo, BorrowedFd<'_>)> = Vec::new();
-        for (id, segment) in &state.segments {
+        let mut held: Vec<(SegmentInfo, Arc<OurFd>)> = Vec::new();
+        for (id, segment) in &mut state.segments {
+            if !segment.fd.is_ours() {
+                if !resumed {
+                    segment.unknown = true;
+                    state.slots.set_closed(*id, true);
+                }
+                continue;
+            }
             let info = SegmentInfo {
                 id: *id,
                 bytes: Bytes(segment.bytes),
             };
-            held.push((info, segment.fd.as_fd()));
+            held.push((info, Arc::clone(&segment.fd)));
         }
+        // A segment that was never mapped is gone with its descriptor; a daemon that knows it hears so from the thread.
+        state.jobs.retain(|job| match job {
+            Job::Arrive { fd, .. } if !resumed && !fd.is_ours() => {
+                self.forget_fd(fd);
+                false
+            }
+            _ => true,
+        });
         for job in &state.jobs {
-            if let Job::Arrive { id, bytes, fd } = job {
+            if let Job::Arrive { id, bytes, fd } = job
+                && fd.is_ours()
+            {
                 let info = SegmentInfo {
                     id: *id,
                     bytes: Bytes(*bytes),
                 };
-                held.push((info, fd.as_fd()));
+                held.push((info, Arc::clone(fd)));
             }
         }
+        self.send_off(state);
         held.chunks(MAX_FDS)
             .map(|some| {
-                let (segments, fds): (Vec<_>, Vec<_>) = some
-                    .iter()
-                    .filter_map(|(info, fd)| Some((*info, fd.try_clone_to_owned().ok()?)))
-                    .unzip();
+                let (segments, fds): (Vec<_>, Vec<_>) = some.iter().cloned().unzip();
                 (ToDaemon::ArenaDeclare { segments }, fds)
             })
             .collect()
@@ -453,10 +472,18 @@ impl Arena {
     }
 
     /// In a forked child: the descriptors to close. Takes no lock.
-    pub(crate) fn child_fds(&self) -> impl Iterator<Item = i32> + '_ {
-        self.fds
-            .iter()
-            .map(|slot| slot.swap(-1, Ordering::AcqRel))
-            .filter(|fd| *fd >= 0)
+    pub(crate) fn child_fds(&self) -> impl Iterator<Item = &ChildSlot> {
+        self.fds.iter()
     }
+}
+
+/// Maps a segment, and only that: if its descriptor was lost on the way, the mapping may be of a file of the program.
+fn map(core: &Core, fd: &OurFd, bytes: u64) -> io::Result<HostAddr> {
+    let lost = || io::Error::other("the program closed its descriptor");
+    let host = core.config.host.map(fd.get().ok_or_else(lost)?, bytes)?;
+    if !fd.is_ours() {
+        core.config.host.unmap(host, bytes)?;
+        return Err(lost());
+    }
+    Ok(host)
 }

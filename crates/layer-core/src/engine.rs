@@ -18,7 +18,6 @@ use crate::core::{Core, MAX_DEVICES};
 use crate::device::{Device, Mode, Phase};
 use crate::error::{AllocError, FreeError};
 use crate::gate::{Gate, GateOwner};
-use crate::host;
 use crate::pool::{Freed, Pool};
 use crate::report;
 use crate::residency;
@@ -586,8 +585,8 @@ impl Engine {
     pub fn child_after_fork(&self) {
         self.core.become_child();
         self.core.gate.reset_in_child();
-        for fd in self.core.link.child_fds().chain(self.core.arena.child_fds()) {
-            host::close_in_child(fd);
+        for slot in self.core.link.child_fds().chain(self.core.arena.child_fds()) {
+            slot.close_in_child();
         }
     }
 

@@ -45,13 +45,6 @@ impl HostMemory for MmapHost {
     }
 }
 
-/// Closes a descriptor that a forked child inherited.
-pub(crate) fn close_in_child(fd: i32) {
-    // SAFETY: the child's copy of a descriptor that only this library knows. The child uses and drops nothing that
-    // owns it: it passes everything through from here on.
-    unsafe { rustix::io::close(fd) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,8 @@
 //! * `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
 //! * [`engine`]: what the hooks call.
 //!
-//! `core` states the lock order. Unsafe code is in `gate::tls` (the thread's own word) and `host` (`mmap`) alone.
+//! `core` states the lock order. Unsafe code is in `gate::tls` (the thread's own word), `host` (`mmap`) and `fd`
+//! (what a forked child closes) alone.
 
 #![deny(unsafe_code)]
 
@@ -18,6 +19,7 @@ mod device;
 pub mod engine;
 pub mod error;
 mod events;
+mod fd;
 pub mod gate;
 pub mod host;
 mod link;

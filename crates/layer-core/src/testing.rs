@@ -35,6 +35,8 @@ pub(crate) struct Script {
     pub(crate) segment: u64,
     /// Answers `Attach` at all.
     pub(crate) answer_attach: bool,
+    /// Goes on with sessions, as a daemon that did not die.
+    pub(crate) resume: bool,
     pub(crate) alloc_wait: Duration,
     pub(crate) alloc_wait_max: Duration,
     pub(crate) busy_wait: Duration,
@@ -50,6 +52,7 @@ impl Default for Script {
             arena: 1 << 30,
             segment: 16 * G,
             answer_attach: true,
+            resume: false,
             alloc_wait: Duration::from_millis(100),
             alloc_wait_max: LONG,
             busy_wait: LONG,
@@ -318,9 +321,13 @@ impl Books {
     fn take(&mut self, message: &ToDaemon) -> Answers {
         let script = self.script;
         match message {
-            ToDaemon::Hello { .. } => vec![(
+            ToDaemon::Hello { resumes, .. } => vec![(
                 ToLayer::Welcome {
-                    session: self.connections,
+                    session: if script.resume && *resumes != 0 {
+                        *resumes
+                    } else {
+                        self.connections
+                    },
                     task: 1,
                     alloc_wait_ms: ms(script.alloc_wait),
                     alloc_wait_max_ms: ms(script.alloc_wait_max),

@@ -1,6 +1,5 @@
 //! What the daemon says.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ebb_protocol::ToDaemon;
@@ -9,6 +8,7 @@ use ebb_units::Bytes;
 
 use crate::core::Core;
 use crate::device::{Device, Mode, Order};
+use crate::fd::OurFd;
 use crate::report;
 
 fn by_slot(core: &Core, slot: u32) -> Option<Arc<Device>> {
@@ -18,7 +18,7 @@ fn by_slot(core: &Core, slot: u32) -> Option<Arc<Device>> {
 }
 
 /// Does what a message says. None of it waits for anything.
-pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OwnedFd>) {
+pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
     match message {
         ToLayer::Welcome { .. } | ToLayer::Refused { .. } => {}
         ToLayer::Attached {

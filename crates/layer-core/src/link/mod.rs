@@ -12,24 +12,30 @@
 //! While connected and idle the thread sleeps without a timeout: the gate wakes it at the first passage after
 //! `Gate::watch`, the books at their first change.
 //!
+//! Sockets may be closed under our feet: the program may close every descriptor it does not know (`fd`). That ends the
+//! connection and the next one has new sockets. The bell is a pair of sockets for that reason: it can be told from the
+//! program's files, and the end that rings hangs up when it is closed, which wakes the thread that sleeps on the other.
+//!
 //! # Locks
-//! `outbox` may be taken under a device's lock or the arena's; `status` is taken alone.
+//! `outbox` may be taken under a device's lock or the arena's, and so may `bell`, for one system call; `status` is taken
+//! alone.
 
 mod incoming;
 mod thread;
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_protocol::ToDaemon;
 use ebb_units::Bytes;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
 use crate::core::Core;
 use crate::device::{Device, Mode};
+use crate::fd::{ChildSlot, OurFd};
 
 /// More messages than this wait only if the daemon does not read.
 const OUTBOX_MAX: usize = 4096;
@@ -51,7 +57,7 @@ pub(crate) enum Status {
 struct Outbox {
     /// Messages are taken in only while connected.
     open: bool,
-    queue: VecDeque<(ToDaemon, Vec<OwnedFd>)>,
+    queue: VecDeque<(ToDaemon, Vec<Arc<OurFd>>)>,
     overflow: bool,
 }
 
@@ -59,15 +65,16 @@ struct Outbox {
 #[derive(Debug)]
 pub(crate) struct Link {
     outbox: Mutex<Outbox>,
-    bell: OnceLock<OwnedFd>,
+    /// The end of the bell that rings: one bell a connection.
+    bell: Mutex<Option<OurFd>>,
     status: Mutex<Status>,
     status_changed: Condvar,
     /// Something that `Usage` tells has changed.
     dirty: AtomicBool,
     /// The connection that is open, counted from 1; 0 if none.
     epoch: AtomicU64,
-    /// The socket once more, for a forked child.
-    socket: AtomicI32,
+    /// The socket and both ends of the bell once more, for a forked child.
+    in_child: [ChildSlot; 3],
     bad_packets: AtomicU64,
     connections: AtomicU64,
 }
@@ -76,12 +83,12 @@ impl Link {
     pub(crate) fn new() -> Self {
         Self {
             outbox: Mutex::default(),
-            bell: OnceLock::new(),
+            bell: Mutex::default(),
             status: Mutex::new(Status::Starting),
             status_changed: Condvar::new(),
             dirty: AtomicBool::new(false),
             epoch: AtomicU64::new(0),
-            socket: AtomicI32::new(-1),
+            in_child: [const { ChildSlot::new() }; 3],
             bad_packets: AtomicU64::new(0),
             connections: AtomicU64::new(0),
         }
@@ -92,12 +99,6 @@ impl Link {
         let alone = |why: String| self.set_status(Status::Alone(why));
         if core.config.sockets.is_empty() {
             return alone("no socket to try".into());
-        }
-        match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
-            Ok(fd) => {
-                let _ = self.bell.set(fd);
-            }
-            Err(error) => return alone(format!("no eventfd: {error}")),
         }
         let core = Arc::clone(core);
         let spawned = std::thread::Builder::new()
@@ -117,7 +118,7 @@ impl Link {
         self.send_with(message, Vec::new());
     }
 
-    pub(crate) fn send_with(&self, message: ToDaemon, fds: Vec<OwnedFd>) {
+    pub(crate) fn send_with(&self, message: ToDaemon, fds: Vec<Arc<OurFd>>) {
         let mut outbox = self.outbox();
         if !outbox.open {
             return;
@@ -133,10 +134,33 @@ impl Link {
 
     /// Wakes the thread.
     pub(crate) fn ring(&self) {
-        if let Some(bell) = self.bell.get() {
-            // Full means that it rings already.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        let bell = self.bell.lock().unwrap_or_else(PoisonError::into_inner);
+        // Lost: the thread knows by the hang-up. Full: it rings already.
+        if let Some(fd) = bell.as_ref().and_then(OurFd::get) {
+            let _ = rustix::net::send(fd, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
+    }
+
+    /// Makes the bell of a new connection. Returns the end to sleep on.
+    fn new_bell(&self) -> Result<OurFd, Errno> {
+        let (rings, hears) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        let (rings, hears) = (OurFd::new(rings), OurFd::new(hears));
+        self.in_child[1].set(&rings);
+        self.in_child[2].set(&hears);
+        *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = Some(rings);
+        Ok(hears)
+    }
+
+    /// The connection is over: nobody listens until the next one, which looks at everything first, and a child finds
+    /// nothing to close.
+    fn drop_bell(&self) {
+        self.in_child.iter().for_each(ChildSlot::clear);
+        *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Something that `Usage` tells has changed. Cheap: at most one write per interval.
@@ -213,9 +237,7 @@ impl Link {
     }
 
     /// In a forked child: descriptors to close. Takes no lock.
-    pub(crate) fn child_fds(&self) -> impl Iterator<Item = i32> {
-        let socket = self.socket.swap(-1, Ordering::AcqRel);
-        let bell = self.bell.get().map_or(-1, std::os::fd::AsRawFd::as_raw_fd);
-        [socket, bell].into_iter().filter(|fd| *fd >= 0)
+    pub(crate) fn child_fds(&self) -> impl Iterator<Item = &ChildSlot> {
+        self.in_child.iter()
     }
 }

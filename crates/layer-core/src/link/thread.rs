@@ -1,7 +1,7 @@
 //! The thread that owns the socket.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,11 +13,13 @@ use ebb_protocol::wire::{ToLayer, WireError};
 use ebb_units::Bytes;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use rustix::time::Timespec;
 
 use super::{Link, Status, incoming};
 use crate::core::Core;
 use crate::device::{Device, Mode};
+use crate::fd::OurFd;
 
 /// Between attempts to connect.
 const RETRY: Duration = Duration::from_secs(1);
@@ -25,6 +27,9 @@ const RETRY: Duration = Duration::from_secs(1);
 const STUCK: Duration = Duration::from_secs(10);
 /// Packets read before looking at anything else.
 const BURST: usize = 64;
+
+/// The program closed what it does not know.
+const CLOSED: &str = "the program closed our descriptors";
 
 /// Why a connection ended.
 enum End {
@@ -44,9 +49,12 @@ pub(super) fn run(core: &Arc<Core>) {
         let end = match connect(core) {
             Ok(socket) => {
                 epoch += 1;
-                link.socket.store(socket.as_raw_fd(), Ordering::Release);
-                let end = Connection::new(core, &socket, epoch).serve(&mut session);
-                link.socket.store(-1, Ordering::Release);
+                link.in_child[0].set(&socket);
+                let end = match link.new_bell() {
+                    Ok(bell) => Connection::new(core, &socket, &bell, epoch).serve(&mut session),
+                    Err(error) => End::Lost(format!("no bell: {error}")),
+                };
+                link.drop_bell();
                 end
             }
             Err(why) => End::Lost(why),
@@ -73,7 +81,7 @@ pub(super) fn run(core: &Arc<Core>) {
     }
 }
 
-fn connect(core: &Core) -> Result<OwnedFd, String> {
+fn connect(core: &Core) -> Result<OurFd, String> {
     let mut why = String::new();
     for path in &core.config.sockets {
         match open(path) {
@@ -89,9 +97,9 @@ fn connect(core: &Core) -> Result<OwnedFd, String> {
     Err(why)
 }
 
-fn open(path: &Path) -> Result<OwnedFd, Errno> {
-    let socket = socket::connect(path)?;
-    rustix::io::ioctl_fionbio(&socket, true)?;
+fn open(path: &Path) -> Result<OurFd, Errno> {
+    let socket = OurFd::new(socket::connect(path)?);
+    rustix::io::ioctl_fionbio(socket.get().ok_or(Errno::BADF)?, true)?;
     Ok(socket)
 }
 
@@ -126,7 +134,8 @@ fn leave(core: &Core) {
 
 struct Connection<'a> {
     core: &'a Arc<Core>,
-    socket: &'a OwnedFd,
+    socket: &'a OurFd,
+    bell: &'a OurFd,
     epoch: u64,
     welcomed: bool,
     handshake: Instant,
@@ -140,11 +149,12 @@ struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    fn new(core: &'a Arc<Core>, socket: &'a OwnedFd, epoch: u64) -> Self {
+    fn new(core: &'a Arc<Core>, socket: &'a OurFd, bell: &'a OurFd, epoch: u64) -> Self {
         let now = Instant::now();
         Self {
             core,
             socket,
+            bell,
             epoch,
             welcomed: false,
             handshake: now + core.config.connect_wait,
@@ -158,6 +168,11 @@ impl<'a> Connection<'a> {
 
     fn link(&self) -> &'a Link {
         &self.core.link
+    }
+
+    /// The socket for one use, if the program has not closed it.
+    fn socket(&self) -> Result<BorrowedFd<'a>, String> {
+        self.socket.get().ok_or_else(|| CLOSED.into())
     }
 
     fn serve(&mut self, session: &mut u64) -> End {
@@ -203,35 +218,42 @@ impl<'a> Connection<'a> {
         }
         let readable = match self.sleep() {
             Ok(readable) => readable,
-            Err(error) => return Some(End::Lost(format!("poll: {error}"))),
+            Err(error) => return Some(End::Lost(error)),
         };
         if !readable {
             return None;
         }
         for _ in 0..BURST {
-            match socket::recv(self.socket) {
+            let socket = match self.socket() {
+                Ok(socket) => socket,
+                Err(why) => return Some(End::Lost(why)),
+            };
+            match socket::recv(socket) {
                 Ok(None) => return Some(End::Lost("the daemon closed the connection".into())),
                 Err(Errno::AGAIN) => break,
                 Err(error) => return Some(End::Lost(format!("receiving: {error}"))),
-                Ok(Some(received)) => match ToLayer::decode(&received.packet) {
-                    Ok(message) => {
-                        if let Some(end) = self.handle(message, received.fds, session) {
-                            return Some(end);
-                        }
+                Ok(Some(received)) => {
+                    if let Some(end) = self.packet(&received.packet, received.fds, session) {
+                        return Some(end);
                     }
-                    Err(error) => {
-                        self.link().bad_packets.fetch_add(1, Ordering::Relaxed);
-                        if !error.is_skippable() {
-                            return Some(End::Lost(format!("the daemon sent nonsense: {error}")));
-                        }
-                    }
-                },
+                }
             }
         }
         None
     }
 
-    fn handle(&mut self, message: ToLayer, fds: Vec<OwnedFd>, session: &mut u64) -> Option<End> {
+    fn packet(&mut self, packet: &[u8], fds: Vec<OwnedFd>, session: &mut u64) -> Option<End> {
+        let fds = fds.into_iter().map(OurFd::new).collect();
+        match ToLayer::decode(packet) {
+            Ok(message) => self.handle(message, fds, session),
+            Err(error) => {
+                self.link().bad_packets.fetch_add(1, Ordering::Relaxed);
+                (!error.is_skippable()).then(|| End::Lost(format!("the daemon sent nonsense: {error}")))
+            }
+        }
+    }
+
+    fn handle(&mut self, message: ToLayer, fds: Vec<OurFd>, session: &mut u64) -> Option<End> {
         match message {
             ToLayer::Refused { text } => {
                 return Some(End::Refused(String::from_utf8_lossy(&text).into_owned()));
@@ -244,13 +266,13 @@ impl<'a> Connection<'a> {
                 busy_wait_ms,
             } if !self.welcomed => {
                 self.welcomed = true;
-                *session = id;
+                let resumed = std::mem::replace(session, id) == id;
                 let ms = Duration::from_millis;
                 self.core
                     .waits
                     .set(ms(alloc_wait_ms), ms(alloc_wait_max_ms), ms(busy_wait_ms));
                 let link = self.link();
-                for (message, fds) in self.core.arena.declare() {
+                for (message, fds) in self.core.arena.declare(resumed) {
                     link.send_with(message, fds);
                 }
                 link.epoch.store(self.epoch, Ordering::Release);
@@ -287,8 +309,8 @@ impl<'a> Connection<'a> {
                 Err(WireError::TooLong) => continue,
                 Err(error) => return Err(format!("encoding: {error}")),
             };
-            let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            match socket::send(self.socket, &packet, &borrowed) {
+            let borrowed: Option<Vec<_>> = fds.iter().map(|fd| fd.get()).collect();
+            match socket::send(self.socket()?, &packet, &borrowed.ok_or(CLOSED)?) {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => {
                     self.link().outbox().queue.push_front((message, fds));
@@ -373,27 +395,31 @@ impl<'a> Connection<'a> {
     }
 
     /// Sleeps until there is something to do. Whether the socket has something to read.
-    fn sleep(&self) -> Result<bool, Errno> {
+    fn sleep(&self) -> Result<bool, String> {
         let timeout = self.timeout().and_then(|d| Timespec::try_from(d).ok());
         let mut wanted = PollFlags::IN;
         if self.full_since.is_some() {
             wanted |= PollFlags::OUT;
         }
-        let Some(bell) = self.link().bell.get() else {
-            return Err(Errno::BADF);
-        };
-        let mut fds = [PollFd::new(self.socket, wanted), PollFd::new(bell, PollFlags::IN)];
+        let (socket, bell) = (self.socket()?, self.bell.get().ok_or(CLOSED)?);
+        let mut fds = [
+            PollFd::from_borrowed_fd(socket, wanted),
+            PollFd::from_borrowed_fd(bell, PollFlags::IN),
+        ];
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(format!("poll: {error}")),
         }
-        if fds[1].revents().contains(PollFlags::IN) {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(bell, &mut count);
+        let [at_socket, at_bell] = [fds[0].revents(), fds[1].revents()];
+        if at_bell.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+            // Nobody hangs up the other end while this connection lasts.
+            return Err(CLOSED.into());
         }
-        Ok(fds[0]
-            .revents()
-            .intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR))
+        if at_bell.contains(PollFlags::IN) {
+            let mut rung = [0; 4096];
+            let _ = rustix::net::recv(self.bell.get().ok_or(CLOSED)?, &mut rung, RecvFlags::DONTWAIT);
+        }
+        Ok(at_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL))
     }
 }
 

@@ -3,5 +3,6 @@
 
 mod allocating;
 mod daemon;
+mod descriptors;
 mod faults;
 mod sequences;

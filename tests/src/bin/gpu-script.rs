@@ -112,10 +112,15 @@ impl Script {
             "query" => self.cuda()?.query().map(|()| vec![]),
             "fork" => Ok(vec![fork_and_use(self.cuda.as_ref())]),
             "closefds" => {
-                // As daemons and `subprocess` do: everything but the standard three.
-                for fd in 3..256 {
-                    // SAFETY: closing a descriptor that nobody here uses; those of libraries are their own risk, which is the point.
-                    unsafe { libc::close(fd) };
+                // As programs do that close what they do not know. The driver's own files are spared: without them it is
+                // gone, with ebb or without.
+                for fd in 3..4096 {
+                    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+                    if link.is_ok_and(|to| to.to_string_lossy().starts_with("socket:")) {
+                        // SAFETY: nobody in this program uses the descriptor; those of libraries are their own risk, which
+                        // is the point.
+                        unsafe { libc::close(fd) };
+                    }
                 }
                 Ok(vec![])
             }

@@ -151,12 +151,6 @@ impl Stage {
         });
     }
 
-    /// The daemon's process id.
-    #[must_use]
-    pub fn daemon_pid(&self) -> Option<u32> {
-        self.daemon.as_ref().map(Child::id)
-    }
-
     /// `kill -9`.
     pub fn kill_daemon(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {

@@ -226,12 +226,9 @@ impl Driver {
                     overhead,
                 };
                 client.allocated = allocated;
-                self.context_took(DeviceId(device), overhead);
-                let Some(client) = self.client_mut(peer, DeviceId(device)) else {
-                    return;
-                };
                 let touched = std::mem::replace(&mut client.touches, touches) != touches;
                 let (id, event) = (client.id, client.usage_event());
+                self.context_took(DeviceId(device), overhead);
                 self.mark(peer);
                 self.feed(event);
                 if touched {

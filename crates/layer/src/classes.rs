@@ -19,6 +19,8 @@
 //! | own | hook written by hand, in `hooks/` |
 //! | pass | no hook: the program gets the driver's function itself |
 
+use crate::interop;
+
 /// Calls `$callback!` with the table.
 macro_rules! for_each_class {
     ($callback:ident) => {
@@ -324,9 +326,11 @@ for_each_class!(table);
 /// The table as text, in a section of its own: `ebb doctor` reads it from the library's file without loading it.
 #[unsafe(link_section = ".ebb.classes")]
 #[used]
-static SECTION: [u8; TEXT.len()] = {
-    let mut bytes = [0; TEXT.len()];
-    bytes.copy_from_slice(TEXT.as_bytes());
+static SECTION: [u8; interop::TEXT.len() + TEXT.len()] = {
+    let mut bytes = [0; interop::TEXT.len() + TEXT.len()];
+    let (first, rest) = bytes.split_at_mut(interop::TEXT.len());
+    first.copy_from_slice(interop::TEXT.as_bytes());
+    rest.copy_from_slice(TEXT.as_bytes());
     bytes
 };
 
@@ -359,6 +363,30 @@ mod tests {
             assert!(table.remove(name).is_some(), "{name} has no class");
         }
         assert!(table.is_empty(), "no functions of the driver: {table:?}");
+    }
+
+    /// The list is made from the newest headers by `scripts/driver-functions.py`, which also says when it is out of date.
+    #[test]
+    fn every_function_of_the_newest_headers_has_a_class() {
+        const LIST: &str = include_str!("../../abi/driver-functions.txt");
+        let text = std::str::from_utf8(text()).unwrap().trim_end_matches('\0');
+        let mut classed = BTreeMap::new();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!(words.len(), 3, "{line}");
+            assert_eq!(classed.insert(words[0], words[1]), None, "{} twice", words[0]);
+        }
+        let mut count = 0;
+        for line in LIST.lines().filter(|line| !line.starts_with('#')) {
+            if let Some(version) = line.strip_prefix("version ") {
+                assert_eq!(version.parse(), Ok(ebb_abi::CUDA_VERSION), "the list's version");
+                continue;
+            }
+            assert!(classed.contains_key(line), "{line} has no class");
+            count += 1;
+        }
+        assert_eq!(count, classed.len(), "a class for what no header has");
+        assert_eq!(count, TABLE.len() + interop::COUNT);
     }
 
     #[test]

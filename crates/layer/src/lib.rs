@@ -27,6 +27,7 @@ mod classes;
 mod elf;
 mod fork;
 mod hooks;
+mod interop;
 mod library;
 mod loader;
 // Test programs link the machine's own C library.

@@ -123,7 +123,7 @@ fn hooked() -> HashMap<String, bool> {
             Some((words.next()?.to_owned(), words.nth(1)? != "pass"))
         })
         .collect();
-    assert_eq!(table.len(), 685);
+    assert_eq!(table.len(), 721);
     table
 }
 

@@ -2,7 +2,7 @@
 //!
 //! * [`gate`]: every call that may make the GPU use memory passes it, and it can be closed.
 //! * `pool`: books of one device: addresses, chunks, lease. `steps`: driver calls that happen as a whole or not at all.
-//! * `residency`: a device's memory leaves the card and comes back; one owner thread per device.
+//! * `pins`: what must stay on the card, and why. `residency`: a device's memory leaves the card and comes back; one owner thread per device.
 //! * `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
 //! * [`engine`]: what the hooks call.
 //!
@@ -23,6 +23,7 @@ mod fd;
 pub mod gate;
 pub mod host;
 mod link;
+mod pins;
 mod pool;
 mod quiet;
 mod report;
@@ -37,3 +38,4 @@ pub use config::Config;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};
 pub use error::{AllocError, FreeError, TouchError};
 pub use gate::Gate;
+pub use pins::{PinError, PinId, PinReason};

@@ -203,6 +203,12 @@ fn write_device(device: &Device, json: &mut Json) {
     // What a reclaim could get, and what it could not, with reasons.
     json.number("releasable", state.pool.movable_bytes() + books.cached);
     json.array("pinned", |json| {
+        for (reason, bytes) in state.pool.pins.by_reason(|held| state.pool.bytes_held(held)) {
+            json.item(|json| {
+                json.string("reason", &reason);
+                json.number("bytes", bytes);
+            });
+        }
         for (kind, bytes) in &state.external {
             if *bytes > 0 {
                 json.item(|json| {

@@ -432,7 +432,7 @@ fn usage_of(device: &Device, touches: u64) -> Option<ToDaemon> {
         resident: Bytes(books.used),
         evicted: Bytes(books.evicted),
         cached: Bytes(books.cached),
-        pinned: Bytes(books.external + books.stuck),
+        pinned: Bytes(books.external + books.stuck + state.pool.pinned_bytes()),
         overhead: Bytes(books.overhead),
         touches,
         allocations: state.pool.live_count(),

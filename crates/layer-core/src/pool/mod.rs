@@ -24,6 +24,7 @@ use ebb_alloc::{AddressSpace, Blocks, Piece};
 use ebb_device::Handle;
 
 use crate::error::FreeError;
+use crate::pins::{Held, PinError, Pins};
 pub(crate) use books::Books;
 pub(crate) use moves::ChunkId;
 
@@ -166,6 +167,8 @@ pub(crate) struct Pool {
     stuck: Vec<Stuck>,
     live_large: u64,
     next_id: u64,
+    /// What must not be moved.
+    pub(crate) pins: Pins,
     pub(crate) books: Books,
 }
 
@@ -184,6 +187,7 @@ impl Pool {
             stuck: Vec::new(),
             live_large: 0,
             next_id: 1,
+            pins: Pins::default(),
             books: Books::default(),
         }
     }
@@ -569,7 +573,9 @@ impl Pool {
             .chunks
             .iter()
             .all(|chunk| matches!(chunk.place, Place::Device(_)));
-        if resident && self.books.cached + span.len <= self.cache_max {
+        // Another party may still see what was pinned: it serves nobody else.
+        let seen = self.pins.forget(Held::Span(base));
+        if resident && !seen && self.books.cached + span.len <= self.cache_max {
             self.enter_cache(base);
             return Freed::Done;
         }
@@ -613,6 +619,47 @@ impl Pool {
                 tag,
             }),
             _ => None,
+        }
+    }
+
+    /// The spans of the live allocations in a range, all of them on the card.
+    pub(crate) fn pinnable(&self, ptr: u64, len: u64) -> Result<Vec<Held>, PinError> {
+        let first = self
+            .spans
+            .range(..=ptr)
+            .next_back()
+            .filter(|(base, span)| ptr - **base < span.len)
+            .map_or(ptr, |(base, _)| *base);
+        let mut on = Vec::new();
+        for (base, span) in self.spans.range(first..ptr.saturating_add(len.max(1))) {
+            if !matches!(span.kind, Kind::Large { .. } | Kind::Segment) || span.freeing {
+                continue;
+            }
+            if span
+                .chunks
+                .iter()
+                .any(|chunk| !matches!(chunk.place, Place::Device(_)))
+            {
+                return Err(PinError::Away);
+            }
+            on.push(Held::Span(*base));
+        }
+        if on.is_empty() {
+            return Err(PinError::NotOurs);
+        }
+        Ok(on)
+    }
+
+    /// Bytes of the pool on the card that a pin keeps there.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.pins.held().map(|held| self.bytes_held(held)).sum()
+    }
+
+    /// What a pin keeps on the card, if it is of the pool.
+    pub(crate) fn bytes_held(&self, held: Held) -> u64 {
+        match held {
+            Held::Span(base) => self.spans.get(&base).map_or(0, |span| span.len),
+            Held::Handle(_) => 0,
         }
     }
 

@@ -4,6 +4,7 @@ use ebb_alloc::Piece;
 use ebb_device::Handle;
 
 use super::{Kind, Place, Pool, Stuck};
+use crate::pins::Held;
 
 /// A chunk, by its span and its place in it. Chunks of a live span neither move nor change their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,10 +15,11 @@ pub(crate) struct ChunkId {
 
 impl Pool {
     /// The chunks that an eviction of `bytes` may take, in the order in which it takes them: large ones first, because
-    /// they cost fewer calls, then one that just covers the rest.
+    /// they cost fewer calls, then one that just covers the rest. Pinned ones are passed over.
     pub(crate) fn candidates(&self, bytes: u64) -> Vec<(ChunkId, u64)> {
         let mut all: Vec<(ChunkId, u64)> = self
             .movable()
+            .filter(|(span, ..)| !self.pins.is_held(Held::Span(*span)))
             .filter_map(|(span, index, chunk_len, place)| {
                 matches!(place, Place::Device(_)).then_some((ChunkId { span, index }, chunk_len))
             })
@@ -59,7 +61,9 @@ impl Pool {
     /// Bytes that could be evicted.
     pub(crate) fn movable_bytes(&self) -> u64 {
         self.movable()
-            .filter(|(_, _, _, place)| matches!(place, Place::Device(_)))
+            .filter(|(span, _, _, place)| {
+                matches!(place, Place::Device(_)) && !self.pins.is_held(Held::Span(*span))
+            })
             .map(|(_, _, len, _)| len)
             .sum()
     }
@@ -80,6 +84,9 @@ impl Pool {
 
     /// Starts to move a chunk out. `None` if it isn't there any more.
     pub(crate) fn begin_out(&mut self, id: ChunkId) -> Option<(u64, u64, Handle)> {
+        if self.pins.is_held(Held::Span(id.span)) {
+            return None;
+        }
         let span = self.spans.get_mut(&id.span)?;
         if span.freeing || !matches!(span.kind, Kind::Large { .. } | Kind::Segment) {
             return None;

@@ -5,4 +5,5 @@ mod allocating;
 mod daemon;
 mod descriptors;
 mod faults;
+mod pins;
 mod sequences;

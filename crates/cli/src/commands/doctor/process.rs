@@ -182,7 +182,8 @@ fn releasable(report: &Value) -> Vec<String> {
         .iter()
         .filter_map(|device| {
             let figure = |name: &str| device[name].as_u64();
-            let here = figure("resident")?.saturating_add(figure("cached").unwrap_or(0));
+            // What is cached is resident, too.
+            let here = figure("resident")?;
             let pins = device["pinned"].as_array().map(Vec::as_slice).unwrap_or_default();
             let pins: Vec<String> = pins
                 .iter()
@@ -387,13 +388,13 @@ mod tests {
     #[test]
     fn what_could_go_is_said_in_a_sentence() {
         let report = serde_json::json!({ "devices": [{
-            "index": 0, "resident": 6u64 << 30, "cached": 1u64 << 30, "releasable": 7u64 << 30,
-            "pinned": [{ "reason": "stream-ordered pool", "bytes": 64 << 20 }],
+            "index": 0, "resident": 7u64 << 30, "cached": 1u64 << 30, "releasable": 6u64 << 30,
+            "pinned": [{ "reason": "legacy IPC (opened by pid 123)", "bytes": 1u64 << 30 }],
         }] });
         let said = releasable(&report);
         assert_eq!(
             said,
-            ["card 0: 7 GiB of 7 GiB releasable, 64 MiB pinned: stream-ordered pool"]
+            ["card 0: 6 GiB of 7 GiB releasable, 1 GiB pinned: legacy IPC (opened by pid 123)"]
         );
         assert!(releasable(&Value::Null).is_empty());
     }

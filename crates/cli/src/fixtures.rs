@@ -1,6 +1,6 @@
 //! Listings for tests.
 
-use ebb_protocol::control::{ArenaRow, DeviceRow, ProcessRow, Snapshot, TaskRow, Totals};
+use ebb_protocol::control::{ArenaRow, DeviceRow, ProcessRow, Snapshot, StrangerRow, TaskRow, Totals};
 use ebb_units::{Bytes, DeviceUuid, Priority, TaskId};
 
 /// Two tasks that share a card which is too small for both, and one that only began.
@@ -19,6 +19,7 @@ pub(crate) fn busy() -> Snapshot {
         cached: Bytes::mib(64),
         pinned: Bytes::ZERO,
         overhead: Bytes::mib(527),
+        unseen: Bytes::ZERO,
         lease: Bytes(resident),
         releases: 3,
         restores: 2,
@@ -45,6 +46,13 @@ pub(crate) fn busy() -> Snapshot {
             unmanaged: Bytes::gib(2),
             free: Bytes::mib(143_000) - Bytes::gib(122) - Bytes::mib(1054),
             peak: Bytes::gib(130),
+            strangers: vec![StrangerRow {
+                pid: 977,
+                program: "render\u{1b}[31mer".into(),
+                task: Some(TaskId(3)),
+                bytes: Bytes::gib(2),
+                why: "a static program: nothing can be preloaded into it".into(),
+            }],
         }],
         tasks: vec![
             task(

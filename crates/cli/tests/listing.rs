@@ -91,6 +91,7 @@ fn doctor_shows_a_process_whose_library_does_not_answer() {
         cached: Bytes::ZERO,
         pinned: Bytes::ZERO,
         overhead: Bytes::ZERO,
+        unseen: Bytes::ZERO,
         lease: Bytes::gib(1),
         releases: 0,
         restores: 0,

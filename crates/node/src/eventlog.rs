@@ -13,6 +13,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use ebb_policy::{Action, Event, PolicyConfig, Time};
+use ebb_units::{Bytes, DeviceUuid};
 use serde::{Deserialize, Serialize};
 
 use crate::worker::{Answers, FromWorker, Worker};
@@ -45,6 +46,22 @@ pub enum Record {
         event: Event,
         /// What was to be done.
         actions: Vec<Action>,
+    },
+    /// A process that is not ours came onto a card, or left it (no bytes). Nothing is decided by this record: what others hold
+    /// is an event of its own.
+    Stranger {
+        /// When, in nanoseconds since the start.
+        t: Time,
+        /// The card.
+        device: DeviceUuid,
+        /// The process.
+        pid: u32,
+        /// Its program.
+        program: String,
+        /// What it holds.
+        bytes: Bytes,
+        /// Why it is not managed, as far as can be seen.
+        why: String,
     },
     /// Records are missing here.
     Gap {

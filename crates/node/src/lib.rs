@@ -25,6 +25,7 @@ mod process;
 mod replay;
 mod say;
 mod statefile;
+mod suspect;
 #[allow(unsafe_code, reason = "the corner of system calls that rustix does not wrap")]
 mod sys;
 #[cfg(feature = "test-util")]

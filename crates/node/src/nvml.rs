@@ -3,6 +3,7 @@
 //! Every function is looked up by itself, so that an old or odd library costs only what it lacks. Values from newer
 //! drivers are plain integers.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_uint};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,8 @@ use ebb_abi::nvml::{
     nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t,
 };
 use ebb_units::{Bytes, DeviceUuid};
+
+use crate::suspect::Facts;
 
 /// What NVML says about one card at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +26,10 @@ pub(crate) struct Card {
     pub free: Bytes,
     /// The driver's own part, where the library tells it.
     pub reserved: Bytes,
-    /// Bytes by process; `None` where the library cannot tell.
+    /// Bytes by process, of whatever kind of work; `None` where the library cannot tell.
     pub processes: Option<Vec<(u32, Bytes)>>,
+    /// What else is known of these processes.
+    pub facts: BTreeMap<u32, Facts>,
 }
 
 /// Why NVML is of no use. May pass: a driver can be loaded later.
@@ -63,6 +68,8 @@ pub(crate) struct Nvml {
     // In the order of preference: version 3, version 2 (one layout), version 1.
     processes: [Option<Processes<nvmlProcessInfo_v2_t>>; 2],
     processes1: Option<Processes<nvmlProcessInfo_v1_t>>,
+    /// Who is on a card by other ways than a compute context of its own (Vulkan, OpenGL; clients of MPS): newest form first.
+    others: [[Option<Processes<nvmlProcessInfo_v2_t>>; 2]; 2],
     /// What holds the functions above in memory; dropped last.
     _library: libloading::Library,
 }
@@ -107,6 +114,16 @@ impl Nvml {
                 find(&library, "nvmlDeviceGetComputeRunningProcesses_v2"),
             ],
             processes1: find(&library, "nvmlDeviceGetComputeRunningProcesses"),
+            others: [
+                [
+                    find(&library, "nvmlDeviceGetGraphicsRunningProcesses_v3"),
+                    find(&library, "nvmlDeviceGetGraphicsRunningProcesses_v2"),
+                ],
+                [
+                    find(&library, "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+                    find(&library, "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
+                ],
+            ],
             _library: library,
         };
         // SAFETY: `nvmlInit_v2` takes nothing and may be called at any time.
@@ -145,6 +162,7 @@ impl Nvml {
             free,
             reserved,
             processes: self.processes(device),
+            facts: BTreeMap::new(),
         })
     }
 
@@ -171,6 +189,21 @@ impl Nvml {
     }
 
     fn processes(&self, device: nvmlDevice_t) -> Option<Vec<(u32, Bytes)>> {
+        let mut all: BTreeMap<u32, Bytes> = self.compute_processes(device)?.into_iter().collect();
+        for forms in &self.others {
+            let listed = forms.iter().flatten().find_map(|call| list(*call, device));
+            for process in listed.unwrap_or_default() {
+                // A process that computes and draws stands in both lists, with all that it has in each.
+                if process.usedGpuMemory != NVML_VALUE_NOT_AVAILABLE {
+                    let known = all.entry(process.pid).or_default();
+                    *known = (*known).max(Bytes(process.usedGpuMemory));
+                }
+            }
+        }
+        Some(all.into_iter().collect())
+    }
+
+    fn compute_processes(&self, device: nvmlDevice_t) -> Option<Vec<(u32, Bytes)>> {
         for call in self.processes.into_iter().flatten() {
             if let Some(list) = list(call, device) {
                 return known(list.iter().map(|p| (p.pid, p.usedGpuMemory)));

@@ -160,7 +160,7 @@ impl<T> Drop for Worker<T> {
 /// Asks NVML once a second, and at once when poked.
 pub(crate) fn watch_cards(path: std::path::PathBuf, answers: Answers) -> std::io::Result<Worker<()>> {
     Worker::start("ebb-nvml", false, move |pokes: Receiver<()>| {
-        let mut nvml = None;
+        let (mut nvml, mut suspects) = (None, crate::suspect::Memory::default());
         loop {
             if nvml.is_none() {
                 match Nvml::load(&path) {
@@ -173,8 +173,12 @@ pub(crate) fn watch_cards(path: std::path::PathBuf, answers: Answers) -> std::io
                 }
             }
             if let Some(loaded) = &nvml {
-                let sample = loaded.sample();
+                let mut sample = loaded.sample();
                 let failed = sample.is_err();
+                for card in sample.iter_mut().flatten() {
+                    let listed = card.processes.iter().flatten().map(|(pid, _)| *pid);
+                    card.facts = suspects.look(listed);
+                }
                 if !answers.send(FromWorker::Cards(sample)) {
                     return;
                 }

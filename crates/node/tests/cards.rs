@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ebb_node::test_util::{CARD, TestDaemon};
-use ebb_protocol::control::{DeviceRow, Snapshot};
+use ebb_protocol::control::{Answer, DeviceRow, Request, Snapshot};
 use ebb_units::Bytes;
 
 const MIB: u64 = 1 << 20;
@@ -39,10 +39,19 @@ impl Nvml {
 
     /// MiB of the card, free, reserved; then MiB by process. Replaced in one step: the daemon reads at any moment.
     fn say(&self, card: Option<(u64, u64, u64)>, processes: &[(u32, u64)]) {
+        self.say_all(card, processes, &[]);
+    }
+
+    /// The same, and MiB by process that draws.
+    fn say_all(&self, card: Option<(u64, u64, u64)>, processes: &[(u32, u64)], drawing: &[(u32, u64)]) {
         let mut text = card.map_or(String::new(), |(total, free, reserved)| {
             format!("{} {} {}\n", total * MIB, free * MIB, reserved * MIB)
         });
         for (pid, used) in processes {
+            text += &format!("{pid} {}\n", used * MIB);
+        }
+        text += "graphics\n";
+        for (pid, used) in drawing {
             text += &format!("{pid} {}\n", used * MIB);
         }
         let new = self.dir.path().join("figures.new");
@@ -133,6 +142,161 @@ fn bug_011_what_the_driver_takes_by_itself_for_a_program_is_charged_and_given_ba
     process.kill();
     let snapshot = daemon.until("it is free at once", |s| card(s).leased.is_zero());
     assert_eq!(card(&snapshot).unmanaged, Bytes::ZERO);
+}
+
+#[test]
+fn bug_005_memory_that_came_by_another_interface_counts_against_its_task_and_is_promised_to_nobody() {
+    let nvml = Nvml::build(&[]);
+    nvml.say(Some((10_000, 10_000, 0)), &[]);
+    let daemon = nvml.daemon();
+    let mut process = daemon.process(daemon.task("simulator", Bytes::ZERO, Some(Bytes::mib(8000))));
+    process.attach(Bytes::mib(10_000), Bytes::ZERO, Bytes::ZERO);
+    assert!(process.alloc(Bytes::mib(2000)));
+    // The ledger says 2 GB, NVML's list of those that draw says 6: the rest came through Vulkan. It stands in both lists.
+    let pid = process.pid();
+    nvml.say_all(Some((10_000, 4000, 0)), &[(pid, 6000)], &[(pid, 6000)]);
+    let snapshot = daemon.until("4 GB are found", |s| card(s).overhead == Bytes::mib(4000));
+    let promised = card(&snapshot).free + Bytes::mib(6000);
+    assert_eq!(promised, card(&snapshot).capacity, "promised to nobody");
+    assert_eq!(snapshot.tasks[0].processes[0].unseen, Bytes::mib(4000));
+    assert!(!process.alloc(Bytes::mib(2010)), "2000 and 4000 of 8000");
+    assert!(process.alloc(Bytes::mib(1990)));
+    // A program that only draws is in that list alone.
+    let mut painter = Command::new("sleep").arg("1000").spawn().unwrap();
+    nvml.say_all(
+        Some((10_000, 1000, 0)),
+        &[(pid, 7990)],
+        &[(pid, 7990), (painter.id(), 1000)],
+    );
+    let snapshot = daemon.until("the painter is seen", |s| card(s).unmanaged == Bytes::mib(1000));
+    assert_eq!(card(&snapshot).strangers[0].pid, painter.id());
+    painter.kill().unwrap();
+    painter.wait().unwrap();
+}
+
+/// Programs that the library is not in: by their pid, their name, their bytes and the likely reason.
+#[test]
+fn who_passes_us_by_is_named_with_a_reason() {
+    let nvml = Nvml::build(&[]);
+    nvml.say(Some((1000, 1000, 0)), &[]);
+    let daemon = nvml.daemon();
+    let capability = daemon.task("job", Bytes::ZERO, Some(Bytes::mib(400)));
+    let token: String = capability.iter().map(|byte| format!("{byte:02x}")).collect();
+    let source = nvml.path().join("idle.c");
+    std::fs::write(
+        &source,
+        "#include <unistd.h>\nint main(void) { return pause(); }\n",
+    )
+    .unwrap();
+    let fixed = nvml.path().join("fixed-program");
+    let built = Command::new("cc")
+        .args(["-static", "-o"])
+        .args([&fixed, &source])
+        .status();
+    assert!(built.unwrap().success(), "the C library has its static form");
+    let mut children = [
+        Command::new("sleep")
+            .arg("1000")
+            .env_remove("LD_PRELOAD")
+            .spawn()
+            .unwrap(),
+        Command::new(&fixed)
+            .env("EBB_TASK_TOKEN", &token)
+            .spawn()
+            .unwrap(),
+    ];
+    let (plain, fixed) = (children[0].id(), children[1].id());
+    nvml.say(Some((1000, 700, 0)), &[(plain, 100), (fixed, 200)]);
+    let snapshot = daemon.until("both are named", |s| {
+        card(s).strangers.len() == 2 && card(s).strangers.iter().all(|row| row.program != "cards")
+    });
+    let rows = &card(&snapshot).strangers;
+    assert_eq!(
+        (rows[0].pid, rows[0].program.as_str(), rows[0].bytes),
+        (fixed, "fixed-program", Bytes::mib(200))
+    );
+    assert!(rows[0].why.contains("static"), "{}", rows[0].why);
+    assert_eq!(rows[0].task, Some(snapshot.tasks[0].task), "by its environment");
+    assert_eq!(
+        (rows[1].pid, rows[1].program.as_str(), rows[1].bytes, rows[1].task),
+        (plain, "sleep", Bytes::mib(100), None)
+    );
+    assert!(rows[1].why.contains("ebb run"), "{}", rows[1].why);
+    assert_eq!(card(&snapshot).unmanaged, Bytes::mib(300));
+    // What a child of the task holds past the library is told to the others of it.
+    let mut sibling = daemon.process(capability);
+    let (_, _, elsewhere) = sibling.attach(Bytes::mib(1000), Bytes::ZERO, Bytes::ZERO);
+    assert_eq!(elsewhere, Bytes::mib(200));
+    let Answer::Error(told) = daemon.ask(&Request::Doctor { pid: fixed }) else {
+        panic!("it is not ours");
+    };
+    assert!(
+        told.message.contains("200 MiB") && told.message.contains("static"),
+        "{told}"
+    );
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    nvml.say(Some((1000, 1000, 0)), &[]);
+    daemon.until("they have left", |s| {
+        card(s).strangers.is_empty() && card(s).unmanaged.is_zero()
+    });
+    sibling.kill();
+    let log = nvml.path().join("state/events.jsonl");
+    daemon.stop();
+    let text = std::fs::read_to_string(&log).unwrap();
+    let records = text
+        .lines()
+        .filter(|line| line.contains("\"record\":\"stranger\""))
+        .count();
+    assert_eq!(records, 4, "two came and two went:\n{text}");
+    assert!(
+        !text.contains(&token),
+        "the task's capability is nobody's business"
+    );
+    let report = ebb_node::replay(&log).unwrap();
+    assert_eq!(report.divergence, None);
+}
+
+/// A session is no account: what such a process has on a card where it has none is somebody else's.
+#[test]
+fn a_process_with_a_session_that_passes_the_library_by_is_a_stranger() {
+    let nvml = Nvml::build(&[]);
+    nvml.say(Some((1000, 1000, 0)), &[]);
+    let daemon = nvml.daemon();
+    let process = daemon.process([0; 32]);
+    nvml.say(Some((1000, 500, 0)), &[(process.pid(), 500)]);
+    let snapshot = daemon.until("it is no account", |s| card(s).unmanaged == Bytes::mib(500));
+    assert_eq!(card(&snapshot).strangers[0].pid, process.pid());
+}
+
+#[test]
+fn bug_139_the_dead_hold_nothing_at_the_next_look() {
+    let nvml = Nvml::build(&[]);
+    nvml.say(Some((4000, 4000, 0)), &[]);
+    let daemon = nvml.daemon();
+    let mut pair = [0, 1].map(|_| daemon.process([0; 32]));
+    for process in &mut pair {
+        process.attach(Bytes::mib(4000), Bytes::ZERO, Bytes::ZERO);
+        assert!(process.alloc(Bytes::mib(1000)));
+    }
+    let pids = pair.each_ref().map(|process| process.pid());
+    nvml.say(Some((4000, 2000, 0)), &[(pids[0], 1000), (pids[1], 1000)]);
+    let [mut first, second] = pair;
+    first.kill();
+    // NVML still shows the dead one; nobody is charged for it.
+    let snapshot = daemon.until("one is gone", |s| card(s).leased == Bytes::mib(1000));
+    assert_eq!(
+        (card(&snapshot).unmanaged, card(&snapshot).strangers.len()),
+        (Bytes::ZERO, 0)
+    );
+    let shown: Vec<u32> = snapshot
+        .tasks
+        .iter()
+        .flat_map(|task| task.processes.iter().map(|process| process.pid))
+        .collect();
+    assert_eq!(shown, [second.pid()]);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-/* An NVML that says what a file says: FIGURES holds "total free reserved" of one card, then "pid used" a line.
+/* An NVML that says what a file says: FIGURES holds "total free reserved" of one card, then "pid used" a line,
+   then "graphics" and again "pid used" a line for processes that draw.
    An empty file means that there is no card. With OLD only the first versions of the calls exist. */
 #include <stdio.h>
 #include <string.h>
@@ -9,17 +10,20 @@ struct process1 { unsigned pid; unsigned long long used; };
 struct process2 { unsigned pid; unsigned long long used; unsigned gpu, compute; };
 
 static unsigned long long total, available, reserved;
-static struct process1 list[64];
-static unsigned listed;
+static struct process1 list[64], drawing[64];
+static unsigned listed, draw;
 
 static int read_figures(void) {
     FILE *file = fopen(FIGURES, "r");
     int cards = 0;
-    listed = 0;
+    char word[16];
+    listed = draw = 0;
     if (!file) return 0;
     if (fscanf(file, "%llu %llu %llu", &total, &available, &reserved) == 3) {
         cards = 1;
         while (listed < 64 && fscanf(file, "%u %llu", &list[listed].pid, &list[listed].used) == 2) listed++;
+        if (fscanf(file, "%15s", word) == 1)
+            while (draw < 64 && fscanf(file, "%u %llu", &drawing[draw].pid, &drawing[draw].used) == 2) draw++;
     }
     fclose(file);
     return cards;
@@ -68,6 +72,13 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
     *count = listed;
     if (room < listed) return 7;
     for (unsigned i = 0; i < listed; i++) out[i] = (struct process2){list[i].pid, list[i].used, ~0u, ~0u};
+    return 0;
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, struct process2 *out) {
+    unsigned room = *count;
+    *count = draw;
+    if (room < draw) return 7;
+    for (unsigned i = 0; i < draw; i++) out[i] = (struct process2){drawing[i].pid, drawing[i].used, ~0u, ~0u};
     return 0;
 }
 #endif

@@ -171,6 +171,25 @@ pub struct DeviceRow {
     pub free: Bytes,
     /// The most that was ever granted and held at once.
     pub peak: Bytes,
+    /// Processes on it that ebb does not manage, as far as they can be named; their bytes are in `unmanaged`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub strangers: Vec<StrangerRow>,
+}
+
+/// A process that holds memory of a card and has no account there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StrangerRow {
+    /// Process id as the daemon sees it.
+    pub pid: u32,
+    /// The program.
+    pub program: String,
+    /// The task whose environment it has; its bytes count against that task's limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskId>,
+    /// What it holds.
+    pub bytes: Bytes,
+    /// Why it is not managed, as far as can be seen from outside.
+    pub why: String,
 }
 
 /// One task.
@@ -219,6 +238,10 @@ pub struct ProcessRow {
     pub pinned: Bytes,
     /// The driver's own.
     pub overhead: Bytes,
+    /// Of that, what NVML sees and the library does not: local memory of kernels, modules, the printf heap, or memory that came by
+    /// another interface (Vulkan, OpenGL).
+    #[serde(default)]
+    pub unseen: Bytes,
     /// Granted.
     pub lease: Bytes,
     /// Times that memory was taken.

@@ -32,6 +32,7 @@ pub(crate) fn write_snapshot(out: &mut impl Write, snapshot: &Snapshot) -> std::
     tasks(out, snapshot)?;
     writeln!(out)?;
     devices(out, snapshot)?;
+    strangers(out, snapshot)?;
     let (arena, totals) = (&snapshot.arena, &snapshot.totals);
     writeln!(
         out,
@@ -129,6 +130,40 @@ fn devices(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
         cells.extend([device.leased, device.overhead, device.unmanaged].map(amount));
         cells.extend([device.free, device.peak].map(|bytes| bytes.to_string()));
         table.row(cells);
+    }
+    table.write(out, 0)
+}
+
+/// Who holds memory of a card past us. Nothing if there is nobody.
+fn strangers(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
+    use Align::{Left, Right};
+    let all = || {
+        snapshot
+            .devices
+            .iter()
+            .flat_map(|device| device.strangers.iter().map(move |row| (device, row)))
+    };
+    if all().next().is_none() {
+        return Ok(());
+    }
+    writeln!(out, "\nnot managed by ebb, and promised to nobody:")?;
+    let mut table = Table::new(&[
+        ("PID", Right),
+        ("PROGRAM", Left),
+        ("TASK", Left),
+        ("GPU", Right),
+        ("HOLDS", Right),
+        ("WHY", Left),
+    ]);
+    for (device, row) in all() {
+        table.row(vec![
+            row.pid.to_string(),
+            row.program.clone(),
+            row.task.map_or_else(|| "-".into(), |task| task.to_string()),
+            device.index.to_string(),
+            row.bytes.to_string(),
+            row.why.clone(),
+        ]);
     }
     table.write(out, 0)
 }

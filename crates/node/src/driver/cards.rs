@@ -7,11 +7,13 @@ use ebb_policy::{Event, Time};
 use ebb_units::{Bytes, DeviceId, DeviceUuid, GRANULE};
 
 use super::Driver;
+use super::strangers::Stranger;
 use crate::nvml::{Card, NvmlError};
 use crate::say;
 use crate::worker::FromWorker;
 
-/// How long a dead process may still show in NVML before what it holds counts as somebody else's.
+/// How long a dead process may still show in NVML before what it holds counts as somebody else's, and a process with a session before
+/// it tells of its context.
 const GRACE: Duration = Duration::from_secs(3);
 /// Most cards that are taken on by programs' word.
 const MAX_DEVICES: usize = 64;
@@ -34,6 +36,10 @@ pub(super) struct Device {
     measured: Option<Bytes>,
     /// For each of our processes here, what NVML saw beyond its account, in the last sample.
     excess: BTreeMap<u32, Bytes>,
+    /// Who NVML showed here in the last sample, and since when.
+    listed: BTreeMap<u32, Time>,
+    /// Processes without an account here.
+    pub strangers: BTreeMap<u32, Stranger>,
 }
 
 impl Device {
@@ -57,21 +63,21 @@ fn slack(total: Bytes) -> Bytes {
 type Ours = BTreeMap<u32, Bytes>;
 
 /// What others hold: processes that are not ours, and, where pids cannot be matched (another pid namespace), what the
-/// nameless hold beyond ours.
+/// nameless hold beyond ours. And those of them that can be named.
 fn unmanaged(
     listed: &[(u32, Bytes)],
     ours: &Ours,
     known: impl Fn(u32) -> bool,
     visible: impl Fn(u32) -> bool,
-) -> Bytes {
-    let mut foreign = Bytes::ZERO;
+) -> (Bytes, Vec<(u32, Bytes)>) {
+    let mut foreign = Vec::new();
     let mut nameless = Bytes::ZERO;
     for (pid, used) in listed {
         if known(*pid) {
             continue;
         }
         if visible(*pid) {
-            foreign = foreign.saturating_add(*used);
+            foreign.push((*pid, *used));
         } else {
             nameless = nameless.saturating_add(*used);
         }
@@ -81,7 +87,8 @@ fn unmanaged(
         .filter(|(pid, _)| !listed.iter().any(|(p, _)| p == *pid))
         .map(|(_, bytes)| *bytes)
         .sum();
-    foreign.saturating_add(nameless.saturating_sub(unmatched))
+    let named: Bytes = foreign.iter().map(|(_, used)| *used).sum();
+    (named.saturating_add(nameless.saturating_sub(unmatched)), foreign)
 }
 
 impl Driver {
@@ -133,19 +140,30 @@ impl Driver {
         let id = self
             .device_named(card.uuid)
             .unwrap_or_else(|| self.new_device(card.uuid));
-        // Ours is who has a session: a program of a task that passes the library by is as foreign as any.
-        let session = |pid: &u32| {
-            self.by_pid
-                .get(pid)
-                .and_then(|key| self.processes.get(key))
-                .is_some_and(|p| !p.peers.is_empty())
+        // Ours is who has an account on this card: a program of a task that passes the library by is as foreign as any. One with a
+        // session may be about to tell of its first context here.
+        let now = self.now();
+        let before = self.devices.get(&id).map(|device| &device.listed);
+        let since = |pid: u32| before.and_then(|listed| listed.get(&pid)).copied().unwrap_or(now);
+        let account = |pid: u32| {
+            let key = self.by_pid.get(&pid)?;
+            let peers = &self.processes.get(key)?.peers;
+            let here = |peer| {
+                self.peers
+                    .get(peer)
+                    .is_some_and(|peer| peer.clients.contains_key(&id))
+            };
+            let new = now.since(since(pid)) < GRACE;
+            (peers.iter().any(here) || new && !peers.is_empty()).then_some(())
         };
-        let known = |pid| session(&pid) || self.departed.contains_key(&pid);
+        let known = |pid| account(pid).is_some() || self.departed.contains_key(&pid);
         let visible = |pid: u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
         let foreign = card
             .processes
             .as_ref()
             .map(|listed| unmanaged(listed, &ours, known, visible));
+        let listed = card.processes.iter().flatten();
+        let listed = listed.map(|(pid, _)| (*pid, since(*pid))).collect();
         let configured = self.config.reserve;
         let Some(device) = self.devices.get_mut(&id) else {
             return;
@@ -169,9 +187,11 @@ impl Driver {
             .max(card.reserved)
             .saturating_add(slack(card.total));
         device.reserve = configured.unwrap_or(measured).min(device.total);
-        if let Some(foreign) = foreign {
-            device.unmanaged = foreign;
-        }
+        device.listed = listed;
+        let strangers = foreign.map(|(bytes, strangers)| {
+            device.unmanaged = bytes;
+            strangers
+        });
         let mut excess = BTreeMap::new();
         let last = std::mem::take(&mut device.excess);
         for (pid, used) in card.processes.iter().flatten() {
@@ -181,6 +201,9 @@ impl Driver {
         }
         device.excess.clone_from(&excess);
         let after = (device.capacity(), device.unmanaged);
+        if let Some(strangers) = strangers {
+            self.see_strangers(id, card, &strangers);
+        }
         if before != after || before.0.is_zero() {
             self.feed_device(id);
         }
@@ -243,6 +266,8 @@ impl Driver {
                 overhang: None,
                 measured: None,
                 excess: BTreeMap::new(),
+                listed: BTreeMap::new(),
+                strangers: BTreeMap::new(),
             },
         );
         id
@@ -281,7 +306,10 @@ mod tests {
         let listed = [(10, Bytes::mib(100)), (20, Bytes::mib(30)), (30, Bytes::mib(5))];
         let ours = Ours::from([(10, Bytes::mib(90))]);
         let known = |pid| pid == 10 || pid == 30;
-        assert_eq!(unmanaged(&listed, &ours, known, |_| true), Bytes::mib(30));
+        assert_eq!(
+            unmanaged(&listed, &ours, known, |_| true),
+            (Bytes::mib(30), vec![(20, Bytes::mib(30))])
+        );
     }
 
     #[test]
@@ -291,12 +319,12 @@ mod tests {
         let ours = Ours::from([(10, Bytes::mib(100))]);
         assert_eq!(
             unmanaged(&listed, &ours, |pid| pid == 10, |pid| pid < 1000),
-            Bytes::mib(30)
+            (Bytes::mib(30), vec![])
         );
         let more = Ours::from([(10, Bytes::gib(1))]);
         assert_eq!(
             unmanaged(&listed, &more, |pid| pid == 10, |pid| pid < 1000),
-            Bytes::ZERO
+            (Bytes::ZERO, vec![])
         );
     }
 

@@ -572,6 +572,10 @@ impl Driver {
     }
 
     fn doctor(&mut self, control: ControlId, pid: u32) -> Reply {
+        if let Some(message) = self.stranger_named(pid) {
+            let fix = "start it with `ebb run`, or leave it: what it holds is promised to nobody";
+            return Reply::Now(failure(message, fix));
+        }
         let Some(process) = self.by_pid.get(&pid).and_then(|key| self.processes.get(key)) else {
             let message = format!("process {pid} is not known to the daemon");
             let fix = "start it with `ebb run`; one that has not used the GPU yet is not known either";

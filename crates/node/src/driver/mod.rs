@@ -7,6 +7,7 @@ mod cards;
 mod conns;
 mod control;
 mod peers;
+mod strangers;
 mod tasks;
 mod timers;
 mod view;

@@ -473,6 +473,7 @@ impl Driver {
                 })
                 .sum()
         });
+        let charged = charged.saturating_add(self.strange_bytes(task, device));
         (limit, charged)
     }
 

@@ -29,6 +29,7 @@ impl Driver {
                     unmanaged: seen.unmanaged,
                     free: seen.free,
                     peak: seen.peak,
+                    strangers: super::strangers::rows(&device.strangers),
                 })
             })
             .collect();
@@ -110,6 +111,7 @@ impl Driver {
             cached: Bytes::ZERO,
             pinned: Bytes::ZERO,
             overhead: Bytes::ZERO,
+            unseen: Bytes::ZERO,
             lease: Bytes::ZERO,
             releases: 0,
             restores: 0,
@@ -128,6 +130,7 @@ impl Driver {
                 row.resident = client.usage.resident;
                 row.cached = client.usage.cached;
                 row.pinned = client.usage.pinned;
+                row.unseen = client.extra;
                 if let Some(seen) = clients.get(&client.id) {
                     row.lease = seen.lease;
                     row.overhead = seen.overhead;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use ebb_node::HostMemory;
-use ebb_protocol::control::{Payload, Request, Snapshot};
+use ebb_protocol::control::{Payload, Request, Snapshot, StrangerRow};
 use serde::Serialize;
 
 use crate::args::Global;
@@ -226,6 +226,7 @@ fn listing_checks(snapshot: &Snapshot, memory: &HostMemory) -> Vec<Check> {
                 "start them by `ebb run`, or leave it: what they hold is promised to nobody",
             )
         });
+        checks.extend(device.strangers.iter().map(stranger_check));
     }
     if snapshot.devices.is_empty() {
         checks.push(Check::note(
@@ -259,6 +260,24 @@ fn listing_checks(snapshot: &Snapshot, memory: &HostMemory) -> Vec<Check> {
         Check::good("host arena", found)
     });
     checks
+}
+
+/// A process that passes us by. One of a task is a fault of how it was started: it was meant to be managed.
+fn stranger_check(row: &StrangerRow) -> Check {
+    let of = row
+        .task
+        .map(|task| format!(" of task {task}"))
+        .unwrap_or_default();
+    let found = format!(
+        "process {} ({}){of} holds {}: {}",
+        row.pid, row.program, row.bytes, row.why
+    );
+    let fix = if row.task.is_some() {
+        "it counts against its task's limit, but cannot be released; start a program that the library can be loaded into"
+    } else {
+        "start it by `ebb run`"
+    };
+    Check::note("not managed", found, fix)
 }
 
 fn environment_checks() -> Vec<Check> {
@@ -302,7 +321,13 @@ mod tests {
                 .found
                 .contains("2 GiB held by programs that ebb does not manage")
         );
-        assert_eq!(checks[1].verdict, Verdict::Good);
+        assert_eq!(checks[1].verdict, Verdict::Note);
+        assert!(
+            checks[1].found.contains("process 977") && checks[1].found.contains("a static program"),
+            "{}",
+            checks[1].found
+        );
+        assert_eq!(checks[2].verdict, Verdict::Good);
         snapshot.arena.budget = Bytes::gib(8);
         let group = CgroupMemory {
             limit: Bytes::gib(10),
@@ -315,7 +340,7 @@ mod tests {
                 ..memory
             },
         );
-        assert_eq!(checks[1].verdict, Verdict::Note);
-        assert!(checks[1].found.contains("may use 10 GiB"), "{}", checks[1].found);
+        assert_eq!(checks[2].verdict, Verdict::Note);
+        assert!(checks[2].found.contains("may use 10 GiB"), "{}", checks[2].found);
     }
 }

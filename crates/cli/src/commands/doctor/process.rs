@@ -165,6 +165,11 @@ fn write_process(out: &mut impl Write, process: &ProcessRow) -> std::io::Result<
         "context, modules: goes only with the process",
     );
     row(
+        "  found by NVML",
+        process.unseen,
+        "no call showed it: local memory of kernels, modules, printf heap, or another interface (Vulkan, OpenGL)",
+    );
+    row(
         "granted",
         process.lease,
         "what the ledger has for this process, without the driver's own",

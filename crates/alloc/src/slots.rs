@@ -27,7 +27,7 @@ struct Segment {
 
 /// Free and used pieces of the segments.
 ///
-/// Lower segments are filled first, so that higher ones run empty and can be returned to the daemon. A chunk may be cut
+/// The fullest segments are filled first, so that others run empty and can be returned to the daemon. A chunk may be cut
 /// into several pieces; one that fits whole into a gap isn't. Finding room walks the free runs (a few hundred at most:
 /// pieces are as large as chunks), giving back does not.
 #[derive(Clone, Debug, Default)]
@@ -78,13 +78,18 @@ impl HostSlots {
         }
         let whole = self
             .open()
-            .find_map(|(id, s)| s.free.iter().find(|(_, n)| **n >= len).map(|(at, _)| (id, *at)));
+            .flat_map(|(id, s)| s.free.iter().map(move |(at, n)| (s.free_total, *n, id, *at)))
+            .filter(|(_, n, _, _)| *n >= len)
+            .min()
+            .map(|(_, _, id, at)| (id, at));
         let mut pieces = Vec::new();
         match whole {
             Some((segment, offset)) => pieces.push(Piece { segment, offset, len }),
             None => {
                 let mut rest = len;
-                'all: for (segment, s) in self.open() {
+                let mut fullest: Vec<(u64, &Segment)> = self.open().collect();
+                fullest.sort_by_key(|(id, s)| (s.free_total, *id));
+                'all: for (segment, s) in fullest {
                     for (offset, n) in &s.free {
                         let take = (n / unit * unit).min(rest);
                         if take > 0 {
@@ -233,6 +238,26 @@ mod tests {
         assert_eq!(slots.remove(2), Some(8));
         assert!(slots.give_back(b[0]).is_err());
         assert_eq!(slots.total(), 8);
+    }
+
+    #[test]
+    fn what_is_begun_is_filled_before_what_is_empty() {
+        let mut slots = HostSlots::default();
+        assert!(slots.add(1, 8) && slots.add(2, 8) && slots.add(3, 8));
+        let first = slots.take(6, 2).unwrap();
+        let second = slots.take(6, 2).unwrap();
+        assert_eq!((first[0].segment, second[0].segment), (1, 2));
+        slots.give_back(first[0]).unwrap();
+        // Two bytes fit into the empty first segment, too; the second one is begun.
+        assert_eq!(slots.take(2, 2).unwrap()[0].segment, 2);
+        assert_eq!(slots.empty(), [(3, 8), (1, 8)]);
+        // Cut into pieces: as few segments as will do are touched.
+        assert!(slots.take(4, 2).is_some());
+        let cut = slots.take(10, 2).unwrap();
+        assert_eq!(
+            cut.iter().map(|p| (p.segment, p.len)).collect::<Vec<_>>(),
+            [(1, 4), (3, 6)]
+        );
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl Arena {
             let Some(segment) = state.segments.get_mut(&id) else {
                 continue;
             };
-            if segment.leaving || (state.recall == 0 && !segment.unknown) {
+            if segment.leaving || ((state.recall == 0 || state.urgent) && !segment.unknown) {
                 continue;
             }
             let asked_for = !segment.unknown;
@@ -376,10 +376,46 @@ impl Arena {
         })
     }
 
-    /// An eviction needs so much more now.
-    pub(crate) fn want_now(&self, more: u64) -> ToDaemon {
-        let mut state = self.lock();
-        let needed = state.slots.used() + more;
+    /// An eviction needs room for `more` bytes now, in whole `granule`s: what to tell the daemon.
+    ///
+    /// What is leaving counts as gone and what is asked back but has not begun to leave stays: to give room away and to
+    /// beg for it at once would take both to nobody's good.
+    pub(crate) fn want_now(&self, more: u64, granule: u64) -> ToDaemon {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.recall = 0;
+        let State {
+            jobs,
+            segments,
+            slots,
+            ..
+        } = state;
+        jobs.retain(|job| match job {
+            Job::Leave { id } => {
+                let stays = segments.get_mut(id).filter(|segment| !segment.unknown);
+                let Some(segment) = stays else { return true };
+                segment.leaving = false;
+                slots.set_closed(*id, false);
+                false
+            }
+            Job::Arrive { .. } => true,
+        });
+        let staying: u64 = segments
+            .values()
+            .filter(|segment| !segment.leaving && !segment.unknown)
+            .map(|segment| segment.bytes)
+            .sum();
+        let arriving: u64 = jobs
+            .iter()
+            .map(|job| match job {
+                Job::Arrive { bytes, .. } => *bytes,
+                Job::Leave { .. } => 0,
+            })
+            .sum();
+        let room = slots.available(granule).saturating_add(arriving);
+        let needed = staying
+            .saturating_add(arriving)
+            .saturating_add(more.saturating_sub(room));
         // Only this is urgent: an urgent wish that is never granted in full would keep others from what is empty here.
         state.urgent = true;
         ToDaemon::ArenaWant {

@@ -183,13 +183,20 @@ impl Arena {
         let want = bytes.min(self.budget);
         let account = self.account(holder);
         (account.want, account.urgent) = (want, urgent);
+        if urgent {
+            // Whoever begs for room gives none back meanwhile, whatever it was asked before.
+            account.recalled = Bytes::ZERO;
+        }
     }
 
-    /// A holder says how much of what it holds is in use.
-    pub(crate) fn in_use(&mut self, holder: Holder, evicted: Bytes) {
-        if let Some(account) = self.accounts.get_mut(&holder) {
-            account.evicted = evicted;
-        }
+    /// A holder says how much of what it holds is in use. `true` if [`Self::pump`] has more to recall by that.
+    #[must_use]
+    pub(crate) fn in_use(&mut self, holder: Holder, evicted: Bytes) -> bool {
+        let Some(account) = self.accounts.get_mut(&holder) else {
+            return false;
+        };
+        let before = std::mem::replace(&mut account.evicted, evicted);
+        evicted < before && !self.wanted(true).is_zero()
     }
 
     /// Segments that a holder gives back. Ids that it does not hold are ignored; says how many.

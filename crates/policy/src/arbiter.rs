@@ -525,6 +525,10 @@ impl Arbiter {
                 c.last_outcome = Some(outcome);
                 if failed && !o.cancelled {
                     let busy = outcome == Outcome::Busy;
+                    if outcome == Outcome::NoRoom && !copied.is_zero() {
+                        // Host memory moves on: what was copied may be what another needs to make room there.
+                        c.pause = core::time::Duration::ZERO;
+                    }
                     let pause_ms = c.back_off(now, config.retry, config.retry_max, busy);
                     out.push(Action::Note(Note::BackingOff {
                         client,

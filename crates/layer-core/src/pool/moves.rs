@@ -1,5 +1,7 @@
 //! Chunks that leave the card and come back.
 
+use std::collections::BTreeMap;
+
 use ebb_alloc::Piece;
 use ebb_device::Handle;
 
@@ -68,17 +70,20 @@ impl Pool {
             .sum()
     }
 
-    /// The chunks in host memory, in the order in which they lie there, so that segments run empty one after another.
+    /// The chunks in host memory, in the order in which they lie there, so that segments run empty one after another:
+    /// those with least in them first.
     pub(crate) fn evicted_chunks(&self) -> Vec<ChunkId> {
-        let mut all: Vec<(Option<Piece>, ChunkId)> = self
-            .movable()
-            .filter_map(|(span, index, _, place)| match place {
-                Place::Host(pieces) => Some((pieces.first().copied(), ChunkId { span, index })),
-                _ => None,
-            })
-            .collect();
-        // Highest segments first: the arena fills low ones first and gives high ones back.
-        all.sort_by_key(|(piece, _)| piece.map(|p| (std::cmp::Reverse(p.segment), p.offset)));
+        let mut full: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut all: Vec<(Option<Piece>, ChunkId)> = Vec::new();
+        for (span, index, _, place) in self.movable() {
+            if let Place::Host(pieces) = place {
+                for piece in pieces {
+                    *full.entry(piece.segment).or_default() += piece.len;
+                }
+                all.push((pieces.first().copied(), ChunkId { span, index }));
+            }
+        }
+        all.sort_by_key(|(piece, _)| piece.map(|p| (full[&p.segment], p.segment, p.offset)));
         all.into_iter().map(|(_, id)| id).collect()
     }
 

@@ -119,11 +119,29 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             return nothing_left(device, state.pool.books.used);
         }
     }
+    // Before the gate closes: as long as there is no room for a single chunk, the program may go on.
+    let granule = device.memory.granularity();
+    let (first, all) = {
+        let pool = &device.lock().pool;
+        let first = pool.candidates(*left).first().map_or(0, |(_, len)| *len);
+        (first, pool.movable_bytes().min(*left).max(first))
+    };
+    if !core.arena.has_room(all, granule) {
+        core.link.send(core.arena.want_now(all, granule));
+        if !await_room(core, device, order, first) {
+            core.arena.want_no_more();
+            core.link.poke();
+            return outcome::NO_ROOM;
+        }
+    }
     if let Err(result) = close(core, device) {
+        core.arena.want_no_more();
+        core.link.poke();
         return result;
     }
     let result = copy_out(core, device, order, left, done);
     core.arena.want_no_more();
+    core.link.poke();
     let mut state = device.lock();
     state.phase = Phase::Evicted;
     let back = state.pool.books.evicted == 0;
@@ -209,6 +227,7 @@ fn copy_out(
         let chosen = state.pool.candidates(*left);
         chosen.into_iter().map(|(id, _)| id).collect()
     };
+    let granule = device.memory.granularity();
     let mut under_way: VecDeque<Leaving> = VecDeque::new();
     let mut result = None;
     loop {
@@ -226,17 +245,19 @@ fn copy_out(
                         continue;
                     }
                     Begun::Gone => continue,
-                    Begun::NoRoom(len) if !under_way.is_empty() => {
-                        // Asked for now, needed when what is under way is done.
-                        core.link.send(core.arena.want_now(coming + len));
-                        todo.push_front(id);
-                    }
                     Begun::NoRoom(len) => {
-                        if wait_for_room(core, device, order, len) {
+                        let movable = device.lock().pool.movable_bytes();
+                        let more = left.saturating_sub(coming).min(movable).max(len);
+                        core.link.send(core.arena.want_now(more, granule));
+                        if !under_way.is_empty() {
+                            // Asked for now, needed when what is under way is done.
+                            todo.push_front(id);
+                        } else if await_room(core, device, order, len) {
                             todo.push_front(id);
                             continue;
+                        } else {
+                            result = Some(outcome::NO_ROOM);
                         }
-                        result = Some(outcome::NO_ROOM);
                     }
                     Begun::Failed => result = Some(outcome::FAILED),
                 },
@@ -345,15 +366,7 @@ fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool
     released.is_ok()
 }
 
-/// The arena is full: asks for more and waits, as long as more keeps coming. `false` if none came in time.
-fn wait_for_room(core: &Core, device: &Device, order: &Order, len: u64) -> bool {
-    core.link.send(core.arena.want_now(len));
-    let came = await_room(core, device, order, len);
-    core.arena.want_no_more();
-    core.link.poke();
-    came
-}
-
+/// Waits for room in the arena that was asked for, as long as more keeps coming. `false` if none came in time.
 fn await_room(core: &Core, device: &Device, order: &Order, len: u64) -> bool {
     let granule = device.memory.granularity();
     let deadline = Instant::now() + core.config.arena_wait;

@@ -126,6 +126,9 @@ fn a_daemon_that_does_not_answer_is_left() {
     });
     let ptr = rig.alloc(20 * G);
     rig.fill(ptr, 20 * G, 1);
+    daemon.expect("what is not answered", |m| {
+        matches!(m, ToDaemon::Attach { .. }).then_some(())
+    });
     daemon.script(|script| script.answer_attach = true);
     attached(&rig);
     assert!(daemon.connections() >= 2);

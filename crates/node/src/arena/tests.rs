@@ -147,7 +147,7 @@ fn an_urgent_need_recalls_what_is_empty_elsewhere_and_goes_first() {
     let mut bench = Bench::new(Bytes::mib(16), true);
     bench.want(1, Bytes::mib(16), false);
     bench.work();
-    bench.arena.in_use(1, Bytes::mib(4));
+    let _ = bench.arena.in_use(1, Bytes::mib(4));
     // A need without haste takes nothing that somebody wants.
     bench.want(2, Bytes::mib(4), false);
     assert!(bench.recalls.is_empty());
@@ -175,7 +175,7 @@ fn what_is_in_use_is_never_recalled() {
     let mut bench = Bench::new(Bytes::mib(16), true);
     bench.want(1, Bytes::mib(16), false);
     bench.work();
-    bench.arena.in_use(1, Bytes::mib(16));
+    let _ = bench.arena.in_use(1, Bytes::mib(16));
     bench.want(2, Bytes::mib(6), true);
     assert!(bench.recalls.is_empty());
 }
@@ -399,7 +399,9 @@ proptest! {
         for op in ops {
             match op {
                 Op::Want(h, bytes, urgent) => bench.want(h, Bytes(bytes), urgent),
-                Op::Use(h, bytes) => bench.arena.in_use(h, Bytes(bytes)),
+                Op::Use(h, bytes) => {
+                    let _ = bench.arena.in_use(h, Bytes(bytes));
+                }
                 Op::Return(h, n) => bench.give_back(h, n),
                 Op::Foreign(h, id) => {
                     let mine = bench.hands.get(&h).is_some_and(|hand| hand.contains_key(&id));

@@ -237,7 +237,7 @@ impl Driver {
                 let evicted = self.peers.get(&peer).map_or(Bytes::ZERO, |peer| {
                     peer.clients.values().map(|client| client.usage.evicted).sum()
                 });
-                self.arena.in_use(peer, evicted);
+                self.arena_dirty |= self.arena.in_use(peer, evicted);
             }
             ToDaemon::ReclaimProgress { device, order, bytes } => {
                 let Some(client) = self.client_mut(peer, DeviceId(device)) else {

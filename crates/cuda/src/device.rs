@@ -4,7 +4,7 @@ use core::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use ebb_abi::*;
-use ebb_device::{DeviceError, DeviceMemory, Direction, Handle, HostAddr, Marker};
+use ebb_device::{DeviceError, DeviceMemory, Direction, Grant, Handle, HostAddr, Location, Marker, Props};
 use ebb_units::{Bytes, DeviceUuid};
 
 use crate::maps::Maps;
@@ -286,6 +286,19 @@ impl CudaDevice {
     }
 }
 
+/// The program's properties as the seam carries them.
+#[must_use]
+pub fn props_of(prop: &CUmemAllocationProp) -> Props {
+    // SAFETY: both are 32 bytes without padding (`abi` checks the layout), and every pattern of bits is valid for either;
+    // the pointer in it (a Windows security descriptor) is handed back to the driver and never followed.
+    Props(unsafe { core::mem::transmute::<CUmemAllocationProp, [u64; 4]>(*prop) })
+}
+
+fn prop_of(props: &Props) -> CUmemAllocationProp {
+    // SAFETY: as in `props_of`.
+    unsafe { core::mem::transmute::<[u64; 4], CUmemAllocationProp>(props.0) }
+}
+
 fn location(device: CUdevice) -> CUmemLocation {
     CUmemLocation {
         type_: CU_MEM_LOCATION_TYPE_DEVICE,
@@ -512,6 +525,75 @@ impl DeviceMemory for CudaDevice {
         }
         Ok(())
     }
+
+    fn create_as(&self, size: u64, props: &Props) -> Result<Handle, DeviceError> {
+        let _scope = self.scope()?;
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        let prop = prop_of(props);
+        // SAFETY: valid places for the properties and the answer.
+        let answer = unsafe {
+            self.table
+                .cuMemCreate(&raw mut handle, Bytes(size).to_usize(), &raw const prop, 0)
+        };
+        check("cuMemCreate", answer)?;
+        Ok(Handle(handle.0))
+    }
+
+    fn map_as(&self, addr: u64, size: u64, handle: Handle) -> Result<(), DeviceError> {
+        let _scope = self.scope()?;
+        let handle = CUmemGenericAllocationHandle(handle.0);
+        // SAFETY: no pointers of the host; the driver checks range and handle.
+        check("cuMemMap", unsafe {
+            self.table
+                .cuMemMap(CUdeviceptr(addr), Bytes(size).to_usize(), 0, handle, 0)
+        })
+    }
+
+    fn unmap_as(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
+        let _scope = self.scope();
+        // SAFETY: no pointers of the host; the driver checks the range. That no work uses it is the caller's contract.
+        check("cuMemUnmap", unsafe {
+            self.table.cuMemUnmap(CUdeviceptr(addr), Bytes(size).to_usize())
+        })
+    }
+
+    fn grant(&self, addr: u64, size: u64, grants: &[Grant]) -> Result<(), DeviceError> {
+        let _scope = self.scope()?;
+        let descriptions: Vec<CUmemAccessDesc> = grants
+            .iter()
+            .map(|grant| CUmemAccessDesc {
+                location: CUmemLocation {
+                    type_: CUmemLocationType(grant.location.kind),
+                    u: grant.location.id,
+                },
+                flags: CUmemAccess_flags(grant.flags),
+            })
+            .collect();
+        // SAFETY: the descriptions are valid for their count. The driver checks the range.
+        check("cuMemSetAccess", unsafe {
+            self.table.cuMemSetAccess(
+                CUdeviceptr(addr),
+                Bytes(size).to_usize(),
+                descriptions.as_ptr(),
+                descriptions.len(),
+            )
+        })
+    }
+
+    fn location(&self) -> Location {
+        Location {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE.0,
+            id: self.device.0.cast_unsigned(),
+        }
+    }
+
+    fn can_copy(&self) -> bool {
+        !self
+            .contexts
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
+    }
 }
 
 #[cfg(test)]
@@ -526,6 +608,27 @@ mod tests {
         assert_eq!(
             check("x", CUresult(1)),
             Err(DeviceError::Driver { code: 1, call: "x" })
+        );
+    }
+
+    #[test]
+    fn properties_pass_the_seam_unchanged() {
+        let mut prop = CUmemAllocationProp {
+            type_: CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location: location(CUdevice(3)),
+            ..CUmemAllocationProp::default()
+        };
+        prop.allocFlags = [0x0101, 2, 0, 9];
+        let back = prop_of(&props_of(&prop));
+        assert_eq!(
+            (
+                back.type_,
+                back.requestedHandleTypes,
+                back.location.u,
+                back.allocFlags
+            ),
+            (prop.type_, prop.requestedHandleTypes, 3, prop.allocFlags)
         );
     }
 

@@ -8,7 +8,7 @@ mod maps;
 mod scope;
 mod table;
 
-pub use device::{CudaDevice, DeviceFacts};
+pub use device::{CudaDevice, DeviceFacts, props_of};
 pub use scope::Scope;
 pub use table::DriverTable;
 

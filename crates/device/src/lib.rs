@@ -20,6 +20,33 @@ use ebb_units::Bytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle(pub u64);
 
+/// What a program asked for when it made physical memory by itself: words that only the implementation reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Props(pub [u64; 4]);
+
+/// Who may use mapped memory: a kind of location and its number, as the driver has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Location {
+    /// Device, host, a node of the host.
+    pub kind: u32,
+    /// Which of them.
+    pub id: u32,
+}
+
+/// What a location may do with mapped memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grant {
+    /// Who.
+    pub location: Location,
+    /// What: [`Grant::READ_WRITE`], less, or nothing.
+    pub flags: u32,
+}
+
+impl Grant {
+    /// Everything. Nothing is 0.
+    pub const READ_WRITE: u32 = 3;
+}
+
 /// An address in this process's host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostAddr(pub usize);
@@ -179,6 +206,39 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`DeviceError`]; the work may still run.
     fn quiesce(&self) -> Result<(), DeviceError>;
+
+    // Memory that the program makes and maps by itself, in addresses of its own. It is made as it was asked for, mappings
+    // may be shorter than the handle, and nobody has access but who is named.
+
+    /// As [`Self::create`], as the program asked for it.
+    ///
+    /// # Errors
+    /// As [`Self::create`]; the driver's own answer to what it does not accept.
+    fn create_as(&self, size: u64, props: &Props) -> Result<Handle, DeviceError>;
+
+    /// Maps the first `size` bytes of a handle at an address of the program.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing is mapped.
+    fn map_as(&self, addr: u64, size: u64, handle: Handle) -> Result<(), DeviceError>;
+
+    /// Removes whole mappings of [`Self::map_as`], or of the program's own call.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; everything is mapped as before.
+    fn unmap_as(&self, addr: u64, size: u64) -> Result<(), DeviceError>;
+
+    /// Says who may use one such mapping. Those not named keep what they have.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing has changed.
+    fn grant(&self, addr: u64, size: u64, grants: &[Grant]) -> Result<(), DeviceError>;
+
+    /// This device as a location.
+    fn location(&self) -> Location;
+
+    /// Whether copies are possible: memory can be made without a context, and copied only in one.
+    fn can_copy(&self) -> bool;
 }
 
 /// Where arena segments appear in this process's memory: `mmap`, or the fake's own memory.

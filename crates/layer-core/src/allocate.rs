@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ebb_device::DeviceError;
+use ebb_device::{DeviceError, Props};
 use ebb_protocol::wire::{ask_kind, deny};
 use ebb_units::Bytes;
 
@@ -39,8 +39,18 @@ enum Tried {
 /// What is allocated.
 #[derive(Clone, Copy)]
 enum What {
-    Own { size: u64, owner: u64 },
-    External { bytes: u64 },
+    Own {
+        size: u64,
+        owner: u64,
+    },
+    External {
+        bytes: u64,
+    },
+    /// Memory that the program makes by itself.
+    Program {
+        len: u64,
+        props: Props,
+    },
 }
 
 impl What {
@@ -48,6 +58,7 @@ impl What {
         match self {
             Self::Own { size, .. } => Bytes(size),
             Self::External { bytes } => Bytes(bytes),
+            Self::Program { len, .. } => Bytes(len),
         }
     }
 }
@@ -70,17 +81,26 @@ pub(crate) fn external(core: &Core, device: &Arc<Device>, bytes: u64) -> Result<
     allocate(core, device, What::External { bytes }).map(|_| ())
 }
 
+/// Memory that the program makes by itself; its handle.
+pub(crate) fn program(core: &Core, device: &Arc<Device>, len: u64, props: Props) -> Result<u64, AllocError> {
+    allocate(core, device, What::Program { len, props })
+}
+
 fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocError> {
     let mut waiting = Waiting::default();
     let result = loop {
         let tried = match what {
-            What::Own { size, owner } => {
+            What::Own { .. } | What::Program { .. } => {
                 core.gate.enter().map_err(|error| match error {
                     TouchError::OutOfMemory => AllocError::TimedOut(what.bytes()),
                     TouchError::Device(error) => AllocError::Device(error),
                 })?;
                 let inside = Inside(core);
-                let tried = try_own(core, device, size, owner);
+                let tried = match what {
+                    What::Own { size, owner } => try_own(core, device, size, owner),
+                    What::Program { len, props } => try_program(core, device, len, &props),
+                    What::External { bytes } => try_external(core, device, bytes),
+                };
                 drop(inside);
                 tried
             }
@@ -185,6 +205,59 @@ fn try_own(core: &Core, device: &Device, size: u64, owner: u64) -> Tried {
                 }
             },
         }
+    }
+}
+
+fn try_program(core: &Core, device: &Device, len: u64, props: &Props) -> Tried {
+    let mut emptied = false;
+    loop {
+        let plan = {
+            let mut state = device.lock();
+            if state.dead || state.stop {
+                return Tried::Failed(AllocError::Bypass);
+            }
+            state.pool.plan_program(len)
+        };
+        match plan {
+            Plan::Ready(_) => {}
+            Plan::Short(more) => return Tried::Short(more),
+            Plan::OverLimit { charged, limit } => {
+                return Tried::Failed(over_limit(device, len, charged, limit));
+            }
+            Plan::Drop(apart) => {
+                device.take_apart(core, &apart);
+                continue;
+            }
+            Plan::Build { .. } | Plan::Addresses(_) => return Tried::Failed(AllocError::Bypass),
+        }
+        let error = match device.memory.create_as(len, props) {
+            Ok(real) => {
+                device.lock().early = None;
+                let maker = Arc::clone(&device.memory);
+                let handle = core
+                    .vmm
+                    .with(|table| table.add(maker, device.index, len, *props, real));
+                return Tried::Got(handle);
+            }
+            Err(error) => error,
+        };
+        let mut state = device.lock();
+        state.pool.program_gone(len);
+        if error != DeviceError::OutOfMemory {
+            // The driver's answer to what the program asked for, and no fault of the device.
+            state.dead |= error == DeviceError::Gone;
+            return Tried::Failed(error.into());
+        }
+        let apart = state.pool.drop_cached(u64::MAX);
+        let some = !apart.chunks.is_empty() || state.pool.books.stuck > 0;
+        drop(state);
+        device.take_apart(core, &apart);
+        device.retry_stuck();
+        device.wake();
+        if emptied || !some {
+            return Tried::Full;
+        }
+        emptied = true;
     }
 }
 

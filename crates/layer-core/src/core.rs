@@ -1,7 +1,7 @@
 //! What all parts of the engine share.
 //!
 //! # Lock order
-//! `devices` (held for a look only) → a device's `state` → the arena's `state` → the link's `outbox` → events, gate.
+//! `devices` (held for a look only) → a device's `state` → the table of the program's own memory (`vmm`) → the arena's `state` → the link's `outbox` → events, gate.
 //! No driver call is made under any of them, and no lock is held while waiting for a message.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +16,7 @@ use crate::device::Device;
 use crate::events::Events;
 use crate::gate::Gate;
 use crate::link::Link;
+use crate::vmm::Vmm;
 
 /// More cards than one machine has.
 pub(crate) const MAX_DEVICES: usize = 64;
@@ -69,6 +70,7 @@ pub(crate) struct Core {
     /// Every device that was ever attached, in the order of its number.
     uuids: Mutex<Vec<DeviceUuid>>,
     pub(crate) arena: Arena,
+    pub(crate) vmm: Vmm,
     pub(crate) link: Link,
     pub(crate) events: Events,
     captures: Mutex<u32>,
@@ -87,6 +89,7 @@ impl Core {
             devices: RwLock::new(Vec::new()),
             uuids: Mutex::new(Vec::new()),
             arena: Arena::new(),
+            vmm: Vmm::default(),
             link: Link::new(),
             events: Events::new(config.log.clone()),
             captures: Mutex::new(0),

@@ -238,6 +238,12 @@ impl Device {
 
     /// Tries again what the driver would not take back.
     pub(crate) fn retry_stuck(&self) {
+        let remains = self.lock().pool.take_remains();
+        for one in remains {
+            let held = one.holds_memory().then_some(one.len);
+            let after = one.clear(&*self.memory);
+            self.lock().pool.tried_remains(held, after);
+        }
         let before = self.lock().pool.take_stuck();
         if before.is_empty() {
             return;

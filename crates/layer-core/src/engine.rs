@@ -211,7 +211,13 @@ impl Engine {
             memory,
             Pool::new(granule, cache_max, core.config.chunk_max.get()),
         ));
-        device.lock().pool.books.overhead = overhead.get();
+        {
+            let mut state = device.lock();
+            state.pool.books.overhead = overhead.get();
+            // Memory that the program made by handles outlives the contexts that it is used in.
+            let (card, away) = core.vmm.held_on(index);
+            state.pool.program_was_there(card, away);
+        }
         // Twice the card: live, evicted and cached spans never need more than that, unless they are cut badly.
         allocate::more_addresses(&device, total.get().saturating_mul(2).next_multiple_of(granule))?;
         let raced = core.change_devices(|devices| match &devices[index] {
@@ -276,6 +282,10 @@ impl Engine {
         let Some(device) = core.device(device) else {
             return;
         };
+        if core.vmm.held_on(device.index).1 > 0 && core.gate.enter().is_ok() {
+            // What the program made by handles does not go with its contexts: it comes back while it can be copied.
+            core.gate.leave();
+        }
         {
             let mut state = device.lock();
             state.stop = true;

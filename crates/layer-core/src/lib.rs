@@ -33,6 +33,7 @@ mod steps;
 mod testing;
 #[cfg(test)]
 mod tests;
+pub mod vmm;
 
 pub use config::Config;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};

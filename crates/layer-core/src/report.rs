@@ -6,6 +6,8 @@ use std::fmt::Write;
 use crate::core::Core;
 use crate::device::{Device, Mode};
 use crate::link::Status;
+use crate::pins::Held;
+use crate::residency::movable_bytes;
 
 /// Writes objects and arrays; commas and escapes are its business.
 #[derive(Debug, Default)]
@@ -124,7 +126,7 @@ fn write(core: &Core, total: u64, events: &[(std::time::Duration, String)]) -> S
     });
     json.array("devices", |json| {
         for device in core.devices() {
-            json.item(|json| write_device(&device, json));
+            json.item(|json| write_device(core, &device, json));
         }
     });
     json.object("arena", |json| {
@@ -171,7 +173,7 @@ fn connection(core: &Core, json: &mut Json) {
     json.number("bad_packets", bad);
 }
 
-fn write_device(device: &Device, json: &mut Json) {
+fn write_device(core: &Core, device: &Device, json: &mut Json) {
     let state = device.lock();
     let books = state.pool.books;
     json.number("index", device.index as u64);
@@ -197,13 +199,20 @@ fn write_device(device: &Device, json: &mut Json) {
     json.number("resident", books.used);
     json.number("allocated", books.allocated);
     json.number("allocations", state.pool.live_count());
+    let (bytes, handles) = core.vmm.with(|table| table.sums(device.index));
+    json.number("program_bytes", bytes);
+    json.number("program_handles", handles);
     json.number("evicted", books.evicted);
     json.number("cached", books.cached);
     json.number("overhead", books.overhead);
     // What a reclaim could get, and what it could not, with reasons.
-    json.number("releasable", state.pool.movable_bytes() + books.cached);
+    json.number("releasable", movable_bytes(core, device, &state) + books.cached);
     json.array("pinned", |json| {
-        for (reason, bytes) in state.pool.pins.by_reason(|held| state.pool.bytes_held(held)) {
+        let bytes_held = |held| match held {
+            Held::Handle(handle) => core.vmm.with(|table| table.len_of(handle)),
+            Held::Span(_) => state.pool.bytes_held(held),
+        };
+        for (reason, bytes) in state.pool.pins.by_reason(bytes_held) {
             json.item(|json| {
                 json.string("reason", &reason);
                 json.number("bytes", bytes);

@@ -41,6 +41,10 @@ calls! {
     RegisterHost = "register_host",
     UnregisterHost = "unregister_host",
     Quiesce = "quiesce",
+    CreateAs = "create_as",
+    MapAs = "map_as",
+    UnmapAs = "unmap_as",
+    GrantAs = "grant",
 }
 
 #[derive(Debug, Default)]

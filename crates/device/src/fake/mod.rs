@@ -11,11 +11,11 @@ mod faults;
 mod host;
 mod state;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{DeviceError, DeviceMemory, Direction, Handle, HostAddr, Marker};
+use crate::{DeviceError, DeviceMemory, Direction, Grant, Handle, HostAddr, Location, Marker, Props};
 pub use faults::Call;
 use faults::Faults;
 pub use host::FakeHost;
@@ -94,6 +94,7 @@ struct Inner {
     /// Kernels of the program that run.
     work: u32,
     gone: bool,
+    no_context: bool,
     queues: [Queue; 2],
 }
 
@@ -191,6 +192,17 @@ impl FakeDevice {
     /// The context is gone: every call fails from now on.
     pub fn kill(&self) {
         self.lock().gone = true;
+    }
+
+    /// The program has no context on this device (any more), or has one again.
+    pub fn without_context(&self, without: bool) {
+        self.lock().no_context = without;
+    }
+
+    /// The mapping at exactly that address: size, what its memory was asked for as, and who was granted what.
+    #[must_use]
+    pub fn mapping(&self, addr: u64) -> Option<(u64, Props, BTreeMap<Location, u32>)> {
+        self.lock().state.mapping(addr)
     }
 
     /// How often a call was made.
@@ -341,7 +353,7 @@ impl DeviceMemory for FakeDevice {
         if !self.card.take(size) {
             return Err(DeviceError::OutOfMemory);
         }
-        Ok(inner.state.create(size))
+        Ok(inner.state.create(size, Props::default()))
     }
 
     fn release(&self, handle: Handle) -> Result<(), DeviceError> {
@@ -355,7 +367,7 @@ impl DeviceMemory for FakeDevice {
         let mut inner = self.begin(Call::Map)?;
         inner
             .state
-            .map(addr, size, handle)
+            .map(addr, size, handle, false)
             .map_err(|()| invalid(Call::Map))
     }
 
@@ -462,6 +474,51 @@ impl DeviceMemory for FakeDevice {
         }
         self.run_all(&mut inner);
         Ok(())
+    }
+
+    fn create_as(&self, size: u64, props: &Props) -> Result<Handle, DeviceError> {
+        let mut inner = self.begin(Call::CreateAs)?;
+        if size == 0 || !size.is_multiple_of(self.granularity) {
+            return Err(invalid(Call::CreateAs));
+        }
+        if !self.card.take(size) {
+            return Err(DeviceError::OutOfMemory);
+        }
+        Ok(inner.state.create(size, *props))
+    }
+
+    fn map_as(&self, addr: u64, size: u64, handle: Handle) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::MapAs)?;
+        inner
+            .state
+            .map(addr, size, handle, true)
+            .map_err(|()| invalid(Call::MapAs))
+    }
+
+    fn unmap_as(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::UnmapAs)?;
+        let freed = inner
+            .state
+            .unmap(addr, size)
+            .map_err(|()| invalid(Call::UnmapAs))?;
+        self.card.give(freed);
+        Ok(())
+    }
+
+    fn grant(&self, addr: u64, size: u64, grants: &[Grant]) -> Result<(), DeviceError> {
+        let mut inner = self.begin(Call::GrantAs)?;
+        inner
+            .state
+            .grant(addr, size, grants)
+            .map_err(|()| invalid(Call::GrantAs))
+    }
+
+    fn location(&self) -> Location {
+        state::SELF
+    }
+
+    fn can_copy(&self) -> bool {
+        !self.lock().no_context
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::FakeHost;
-use crate::{DeviceError, Direction, Handle, HostAddr};
+use crate::{DeviceError, Direction, Grant, Handle, HostAddr, Location, Props};
 
 #[derive(Debug)]
 pub(super) struct Copy {
@@ -18,6 +18,7 @@ struct Physical {
     bytes: Vec<u8>,
     released: bool,
     mappings: u32,
+    props: Props,
 }
 
 #[derive(Debug)]
@@ -25,7 +26,12 @@ struct Mapping {
     size: u64,
     handle: u64,
     access: bool,
+    /// What was said about others, and about this device, by [`State::grant`].
+    grants: BTreeMap<Location, u32>,
 }
+
+/// The fake device as a location.
+pub(super) const SELF: Location = Location { kind: 1, id: 0 };
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -92,7 +98,7 @@ impl State {
             .is_some_and(|(at, m)| at + m.size > addr)
     }
 
-    pub(super) fn create(&mut self, size: u64) -> Handle {
+    pub(super) fn create(&mut self, size: u64, props: Props) -> Handle {
         let handle = self.next_handle;
         self.next_handle += 1;
         let len = usize::try_from(size).expect("test sizes are small");
@@ -102,6 +108,7 @@ impl State {
                 bytes: vec![0xDD; len],
                 released: false,
                 mappings: 0,
+                props,
             },
         );
         Handle(handle)
@@ -132,7 +139,8 @@ impl State {
         }
     }
 
-    pub(super) fn map(&mut self, addr: u64, size: u64, handle: Handle) -> Result<(), ()> {
+    /// `part`: the mapping may be shorter than the handle.
+    pub(super) fn map(&mut self, addr: u64, size: u64, handle: Handle, part: bool) -> Result<(), ()> {
         let inside = self
             .reservations
             .range(..=addr)
@@ -141,7 +149,9 @@ impl State {
         let fits = self
             .physical
             .get(&handle.0)
-            .is_some_and(|p| !p.released && p.bytes.len() as u64 == size);
+            .filter(|p| !p.released)
+            .map(|p| p.bytes.len() as u64)
+            .is_some_and(|len| len == size || part && size < len);
         if !inside || !fits || self.overlaps(addr, size) {
             self.violation(format!("map of {handle:?} at {addr:#x}+{size:#x}: not possible"));
             return Err(());
@@ -155,6 +165,7 @@ impl State {
                 size,
                 handle: handle.0,
                 access: false,
+                grants: BTreeMap::new(),
             },
         );
         Ok(())
@@ -205,6 +216,28 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn grant(&mut self, addr: u64, size: u64, grants: &[Grant]) -> Result<(), ()> {
+        let found = self.covered(addr, size).ok_or(())?;
+        for at in found {
+            if let Some(mapping) = self.mappings.get_mut(&at) {
+                for grant in grants {
+                    if grant.location == SELF {
+                        mapping.access = grant.flags == Grant::READ_WRITE;
+                    }
+                    mapping.grants.insert(grant.location, grant.flags);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The mapping at exactly that address: size, what its memory was asked for as, and what was granted.
+    pub(super) fn mapping(&self, addr: u64) -> Option<(u64, Props, BTreeMap<Location, u32>)> {
+        let mapping = self.mappings.get(&addr)?;
+        let props = self.physical.get(&mapping.handle)?.props;
+        Some((mapping.size, props, mapping.grants.clone()))
     }
 
     /// The pieces of a range: handle, offset in it, length. `None` if a byte has no access.

@@ -359,7 +359,7 @@ impl<'a> Connection<'a> {
         let mut allocated = 0;
         for device in self.core.devices() {
             allocated += device.lock().pool.books.allocated;
-            if let Some(usage) = usage_of(&device, passages)
+            if let Some(usage) = usage_of(self.core, &device, passages)
                 && self.told.get(&device.index) != Some(&usage)
             {
                 link.send(usage.clone());
@@ -423,7 +423,7 @@ impl<'a> Connection<'a> {
     }
 }
 
-fn usage_of(device: &Device, touches: u64) -> Option<ToDaemon> {
+fn usage_of(core: &Core, device: &Device, touches: u64) -> Option<ToDaemon> {
     let state = device.lock();
     let books = &state.pool.books;
     Some(ToDaemon::Usage {
@@ -432,7 +432,9 @@ fn usage_of(device: &Device, touches: u64) -> Option<ToDaemon> {
         resident: Bytes(books.used),
         evicted: Bytes(books.evicted),
         cached: Bytes(books.cached),
-        pinned: Bytes(books.external + books.stuck + state.pool.pinned_bytes()),
+        pinned: Bytes(
+            books.external + books.stuck + state.pool.pinned_bytes() + core.vmm.pinned_bytes(&state.pool),
+        ),
         overhead: Bytes(books.overhead),
         touches,
         allocations: state.pool.live_count(),

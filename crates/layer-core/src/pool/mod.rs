@@ -15,6 +15,7 @@
 
 mod books;
 mod moves;
+mod program;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +27,7 @@ use ebb_device::Handle;
 use crate::error::FreeError;
 use crate::pins::{Held, PinError, Pins};
 pub(crate) use books::Books;
-pub(crate) use moves::ChunkId;
+pub(crate) use moves::{ChunkId, choose};
 
 /// Smaller allocations share segments.
 const SMALL: u64 = 1 << 20;
@@ -165,6 +166,7 @@ pub(crate) struct Pool {
     ages: u64,
     blocks: Blocks<Tag>,
     stuck: Vec<Stuck>,
+    remains: Vec<crate::vmm::Remains>,
     live_large: u64,
     next_id: u64,
     /// What must not be moved.
@@ -185,6 +187,7 @@ impl Pool {
             ages: 0,
             blocks: Blocks::default(),
             stuck: Vec::new(),
+            remains: Vec::new(),
             live_large: 0,
             next_id: 1,
             pins: Pins::default(),

@@ -1,7 +1,5 @@
 //! Chunks that leave the card and come back.
 
-use std::collections::BTreeMap;
-
 use ebb_alloc::Piece;
 use ebb_device::Handle;
 
@@ -15,36 +13,45 @@ pub(crate) struct ChunkId {
     pub(crate) index: usize,
 }
 
+/// Of these, with their lengths, what an eviction of `bytes` takes, in the order in which it takes them: large ones first,
+/// because they cost fewer calls, then one that just covers the rest.
+pub(crate) fn choose<T: Copy>(mut all: Vec<(T, u64)>, bytes: u64) -> Vec<(T, u64)> {
+    all.sort_by_key(|(_, len)| std::cmp::Reverse(*len));
+    let mut chosen = Vec::new();
+    let mut rest = bytes;
+    let mut at = 0;
+    while rest > 0 && at < all.len() {
+        if all[at].1 < rest {
+            rest -= all[at].1;
+            chosen.push(all[at]);
+            at += 1;
+            continue;
+        }
+        // From here on one chunk is enough: the smallest that is.
+        let upto = all.partition_point(|(_, len)| *len >= rest);
+        chosen.push(all.remove(upto - 1));
+        rest = 0;
+    }
+    // The others stand ready in case one of the chosen is freed or fails.
+    chosen.extend(all.drain(at..));
+    chosen
+}
+
 impl Pool {
-    /// The chunks that an eviction of `bytes` may take, in the order in which it takes them: large ones first, because
-    /// they cost fewer calls, then one that just covers the rest. Pinned ones are passed over.
-    pub(crate) fn candidates(&self, bytes: u64) -> Vec<(ChunkId, u64)> {
-        let mut all: Vec<(ChunkId, u64)> = self
-            .movable()
+    /// The chunks on the card that an eviction may take, with their lengths. Pinned ones are passed over.
+    pub(crate) fn resident(&self) -> Vec<(ChunkId, u64)> {
+        self.movable()
             .filter(|(span, ..)| !self.pins.is_held(Held::Span(*span)))
             .filter_map(|(span, index, chunk_len, place)| {
                 matches!(place, Place::Device(_)).then_some((ChunkId { span, index }, chunk_len))
             })
-            .collect();
-        all.sort_by_key(|(_, len)| std::cmp::Reverse(*len));
-        let mut chosen = Vec::new();
-        let mut rest = bytes;
-        let mut at = 0;
-        while rest > 0 && at < all.len() {
-            if all[at].1 < rest {
-                rest -= all[at].1;
-                chosen.push(all[at]);
-                at += 1;
-                continue;
-            }
-            // From here on one chunk is enough: the smallest that is.
-            let upto = all.partition_point(|(_, len)| *len >= rest);
-            chosen.push(all.remove(upto - 1));
-            rest = 0;
-        }
-        // The others stand ready in case one of the chosen is freed or fails.
-        chosen.extend(all.drain(at..));
-        chosen
+            .collect()
+    }
+
+    /// What an eviction of `bytes` takes if there is nothing but the pool.
+    #[cfg(test)]
+    pub(crate) fn candidates(&self, bytes: u64) -> Vec<(ChunkId, u64)> {
+        choose(self.resident(), bytes)
     }
 
     /// Chunks of live spans.
@@ -70,21 +77,12 @@ impl Pool {
             .sum()
     }
 
-    /// The chunks in host memory, in the order in which they lie there, so that segments run empty one after another:
-    /// those with least in them first.
-    pub(crate) fn evicted_chunks(&self) -> Vec<ChunkId> {
-        let mut full: BTreeMap<u64, u64> = BTreeMap::new();
-        let mut all: Vec<(Option<Piece>, ChunkId)> = Vec::new();
-        for (span, index, _, place) in self.movable() {
-            if let Place::Host(pieces) = place {
-                for piece in pieces {
-                    *full.entry(piece.segment).or_default() += piece.len;
-                }
-                all.push((pieces.first().copied(), ChunkId { span, index }));
-            }
-        }
-        all.sort_by_key(|(piece, _)| piece.map(|p| (full[&p.segment], p.segment, p.offset)));
-        all.into_iter().map(|(_, id)| id).collect()
+    /// The chunks in host memory, each with its pieces there.
+    pub(crate) fn evicted_chunks(&self) -> impl Iterator<Item = (&[Piece], ChunkId)> {
+        self.movable().filter_map(|(span, index, _, place)| match place {
+            Place::Host(pieces) => Some((pieces.as_slice(), ChunkId { span, index })),
+            _ => None,
+        })
     }
 
     /// Starts to move a chunk out. `None` if it isn't there any more.

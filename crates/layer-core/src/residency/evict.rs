@@ -5,25 +5,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ebb_alloc::Piece;
-use ebb_device::{DeviceError, Direction, Handle, Marker};
+use ebb_device::{DeviceError, Direction, Marker};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::outcome;
 use ebb_units::Bytes;
 
+use super::chunks::{self, Chunk, Out, Undone};
 use super::{DEPTH, reopen};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
-use crate::pool::ChunkId;
 use crate::steps;
 
-/// A chunk whose copy is under way.
+/// A chunk whose copy is under way, or that needs none.
 struct Leaving {
-    id: ChunkId,
-    at: u64,
-    len: u64,
-    handle: Handle,
+    out: Out,
     pieces: Vec<Piece>,
-    marker: Marker,
+    marker: Option<Marker>,
 }
 
 /// What an order did.
@@ -115,16 +112,23 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
         if state.dead || core.is_exiting() {
             return outcome::FAILED;
         }
-        if state.pool.movable_bytes() == 0 {
+        if chunks::movable_bytes(core, device, &state) == 0 {
             return nothing_left(device, state.pool.books.used);
         }
     }
     // Before the gate closes: as long as there is no room for a single chunk, the program may go on.
     let granule = device.memory.granularity();
     let (first, all) = {
-        let pool = &device.lock().pool;
-        let first = pool.candidates(*left).first().map_or(0, |(_, len)| *len);
-        (first, pool.movable_bytes().min(*left).max(first))
+        let state = device.lock();
+        let chosen = chunks::candidates(core, device, &state, *left);
+        let copied = |(_, len): &(Chunk, u64)| (*len > 0).then_some(*len);
+        let all: u64 = chosen.iter().filter_map(copied).sum();
+        // What goes without a copy needs no room and goes first.
+        let rest = left.saturating_sub(chunks::movable_bytes(core, device, &state) - all);
+        match chosen.iter().find_map(copied) {
+            Some(first) if rest > 0 => (first, all.min(rest).max(first)),
+            _ => (0, 0),
+        }
     };
     if !core.arena.has_room(all, granule) {
         core.link.send(core.arena.want_now(all, granule));
@@ -221,17 +225,17 @@ fn copy_out(
     left: &mut u64,
     done: &mut Done,
 ) -> Option<u32> {
-    let mut todo: VecDeque<ChunkId> = {
+    let mut todo: VecDeque<Chunk> = {
         let mut state = device.lock();
         state.phase = Phase::CopyingOut;
-        let chosen = state.pool.candidates(*left);
-        chosen.into_iter().map(|(id, _)| id).collect()
+        let chosen = chunks::candidates(core, device, &state, *left);
+        chosen.into_iter().map(|(chunk, _)| chunk).collect()
     };
     let granule = device.memory.granularity();
     let mut under_way: VecDeque<Leaving> = VecDeque::new();
     let mut result = None;
     loop {
-        let coming: u64 = under_way.iter().map(|chunk| chunk.len).sum();
+        let coming: u64 = under_way.iter().map(|chunk| chunk.out.len).sum();
         if result.is_none() && under_way.len() < DEPTH && *left > coming {
             let void = {
                 let state = device.lock();
@@ -246,7 +250,7 @@ fn copy_out(
                     }
                     Begun::Gone => continue,
                     Begun::NoRoom(len) => {
-                        let movable = device.lock().pool.movable_bytes();
+                        let movable = chunks::movable_bytes(core, device, &device.lock());
                         let more = left.saturating_sub(coming).min(movable).max(len);
                         core.link.send(core.arena.want_now(more, granule));
                         if !under_way.is_empty() {
@@ -287,83 +291,100 @@ enum Begun {
     Failed,
 }
 
-fn begin(core: &Core, device: &Device, id: ChunkId, done: &mut Done) -> Begun {
+fn begin(core: &Core, device: &Device, chunk: Chunk, done: &mut Done) -> Begun {
     let memory = &*device.memory;
     let granule = memory.granularity();
-    let (at, len, handle, pieces) = {
+    let (mut out, pieces) = {
         let mut state = device.lock();
-        let Some((at, len, handle)) = state.pool.begin_out(id) else {
+        let Some(out) = Out::begin(core, &mut state, chunk) else {
             return Begun::Gone;
         };
-        let Some(pieces) = core.arena.take(len, granule) else {
-            state.pool.stays(id, handle);
+        let pieces = if out.copies {
+            core.arena.take(out.len, granule)
+        } else {
+            Some(Vec::new())
+        };
+        let Some(pieces) = pieces else {
+            let len = out.len;
+            out.stays_locked(core, &mut state);
             drop(state);
             device.wake();
             return Begun::NoRoom(len);
         };
-        (at, len, handle, pieces)
+        (out, pieces)
     };
+    if !out.copies {
+        return Begun::UnderWay(Leaving {
+            out,
+            pieces,
+            marker: None,
+        });
+    }
     done.from.get_or_insert_with(Instant::now);
+    let at = match out.seat(device) {
+        Ok(at) => at,
+        Err(error) => {
+            note_error(core, device, "making room to copy from", error);
+            stay(core, device, out, &pieces, false);
+            return Begun::Failed;
+        }
+    };
     match steps::enqueue(memory, Direction::Out, at, &core.arena.addresses(&pieces)) {
         Ok(marker) => Begun::UnderWay(Leaving {
-            id,
-            at,
-            len,
-            handle,
+            out,
             pieces,
-            marker,
+            marker: Some(marker),
         }),
         Err(error) => {
             note_error(core, device, "copying out", error);
-            stay(core, device, id, handle, &pieces, true);
+            stay(core, device, out, &pieces, true);
             Begun::Failed
         }
     }
 }
 
 /// The chunk stays where it is.
-fn stay(core: &Core, device: &Device, id: ChunkId, handle: Handle, pieces: &[Piece], unsure: bool) {
+fn stay(core: &Core, device: &Device, out: Out, pieces: &[Piece], unsure: bool) {
     if unsure && !steps::settle(&*device.memory, Direction::Out) {
         core.arena.lose(pieces);
     } else {
         core.arena.give_back(pieces);
     }
-    device.lock().pool.stays(id, handle);
+    out.stays(core, device);
     device.wake();
 }
 
 /// Waits for a copy, then lets the chunk's memory go. `false` if the chunk is still there.
 fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool {
-    let memory = &*device.memory;
-    let Leaving {
-        id,
-        at,
-        len,
-        handle,
-        pieces,
-        marker,
-    } = chunk;
-    if let Err(error) = memory.wait(marker) {
-        note_error(core, device, "copying out", error);
-        stay(core, device, id, handle, &pieces, true);
-        return false;
+    let Leaving { out, pieces, marker } = chunk;
+    let len = out.len;
+    let copied = marker.is_some();
+    if let Some(marker) = marker {
+        if let Err(error) = device.memory.wait(marker) {
+            note_error(core, device, "copying out", error);
+            stay(core, device, out, &pieces, true);
+            return false;
+        }
+        done.until = Some(Instant::now());
     }
-    done.until = Some(Instant::now());
-    if let Err(error) = memory.unmap(at, len) {
-        note_error(core, device, "unmapping", error);
-        stay(core, device, id, handle, &pieces, false);
-        return false;
+    let down = out.take_down(core, device, pieces);
+    if copied && !matches!(down, Err(Undone::Stands(..))) {
+        done.copied += len;
     }
-    done.copied += len;
-    let released = memory.release(handle);
-    if let Err(error) = released {
-        note_error(core, device, "releasing", error);
-        device.lock().pool.moved_out_but_stuck(id, pieces, handle);
-    } else {
-        device.lock().pool.moved_out(id, pieces);
-    }
+    let gone = match down {
+        Ok(()) => true,
+        Err(Undone::Stands(doing, error, pieces)) => {
+            core.arena.give_back(&pieces);
+            note_error(core, device, doing, error);
+            false
+        }
+        Err(Undone::Stuck(doing, error)) => {
+            note_error(core, device, doing, error);
+            false
+        }
+    };
     device.wake();
-    released.is_ok()
+    gone
 }
 
 /// Waits for room in the arena that was asked for, as long as more keeps coming. `false` if none came in time.

@@ -11,12 +11,14 @@
 //!
 //! # Rules
 //! * A chunk's physical memory goes only after the copy of it was waited for and found good.
+//! * What moves is a chunk of the pool or a memory that the program made itself; `chunks` makes one form of both.
 //! * A chunk is in one place. What moves is known to the owner alone ([`crate::pool::Place::Moving`]); frees of it wait
 //!   for these few milliseconds.
 //! * Any failure leaves chunks on the card or in host memory, whole. While one is in host memory the gate stays closed.
 //! * Lease is counted before the driver's call on the way in, and after it on the way out.
 //! * No driver call is made under a lock; waiting is bounded, or ends with a change of state.
 
+mod chunks;
 mod evict;
 mod restore;
 #[cfg(test)]
@@ -26,6 +28,7 @@ use std::sync::Arc;
 
 use crate::core::Core;
 use crate::device::{Device, Order, Phase};
+pub(crate) use chunks::movable_bytes;
 
 /// Chunks under way at once: one whose copy ends, one that copies, one that is made ready.
 const DEPTH: usize = 3;

@@ -4,17 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ebb_alloc::Piece;
-use ebb_device::{DeviceError, Direction, Handle, Marker};
+use ebb_device::{DeviceError, Direction, Marker};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::ask_kind;
 use ebb_units::Bytes;
 
+use super::chunks::{self, Chunk, In};
 use super::{DEPTH, reopen};
 use crate::core::Core;
 use crate::device::{Device, Failing, Mode, Phase};
 use crate::error::TouchError;
-use crate::pool::{ChunkId, Stuck};
 use crate::steps;
 
 /// The first pause after a failure, and the longest.
@@ -25,14 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Before asking again for what was denied.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
-/// A chunk whose copy is under way.
+/// A chunk whose copy is under way, or that needs none.
 struct Coming {
-    id: ChunkId,
-    at: u64,
-    len: u64,
-    handle: Handle,
-    pieces: Vec<Piece>,
-    marker: Marker,
+    chunk: In,
+    marker: Option<Marker>,
 }
 
 enum Begun {
@@ -46,7 +41,7 @@ enum Begun {
 /// nobody waits for it any more because it keeps failing.
 pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
     let mut under_way: VecDeque<Coming> = VecDeque::new();
-    let mut todo: VecDeque<ChunkId> = VecDeque::new();
+    let mut todo: VecDeque<Chunk> = VecDeque::new();
     let (mut copied, mut from, mut until) = (0, None, None);
     let mut failed = false;
     device.lock().phase = Phase::Waiting;
@@ -68,9 +63,9 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
             }
         }
         if let Some(chunk) = under_way.pop_front() {
-            let len = chunk.len;
+            let bytes = chunk.marker.as_ref().map_or(0, |_| chunk.chunk.len);
             if finish(core, device, chunk) {
-                copied += len;
+                copied += bytes;
                 until = Some(Instant::now());
             } else {
                 failed = true;
@@ -196,91 +191,78 @@ fn failure(core: &Core, device: &Device, doing: &str, error: DeviceError) {
 }
 
 /// Makes room for the next chunk and starts its copy.
-fn begin(core: &Core, device: &Device, todo: &mut VecDeque<ChunkId>) -> Begun {
+fn begin(core: &Core, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun {
     let memory = &*device.memory;
     device.retry_stuck();
-    let (id, at, len, pieces) = {
+    let coming = {
         let mut state = device.lock();
         if todo.is_empty() {
-            todo.extend(state.pool.evicted_chunks());
+            todo.extend(chunks::away(core, device, &state));
         }
         loop {
-            let Some(id) = todo.pop_front() else {
+            let Some(next) = todo.pop_front() else {
                 return Begun::Nothing;
             };
-            match state.pool.begin_in(id) {
-                Ok(Some((at, len, pieces))) => {
+            match In::begin(core, &mut state, next) {
+                Ok(Some(coming)) => {
                     state.phase = Phase::CopyingIn;
-                    break (id, at, len, pieces);
+                    break coming;
                 }
                 Ok(None) => {}
                 Err(_) => {
-                    todo.push_front(id);
+                    todo.push_front(next);
                     return Begun::Nothing;
                 }
             }
         }
     };
-    let handle = match steps::bring(memory, at, len) {
-        Ok(handle) => handle,
-        Err(failed) => {
-            failure(core, device, "making room to copy in", failed.error);
-            stay(device, id, pieces, failed.stuck.first().copied());
+    let (coming, at) = match coming.bring(core, device) {
+        Ok(brought) => brought,
+        Err(error) => {
+            failure(core, device, "making room to copy in", error);
+            device.wake();
             return Begun::Failed;
         }
     };
-    match steps::enqueue(memory, Direction::In, at, &core.arena.addresses(&pieces)) {
+    if coming.pieces.is_empty() {
+        return Begun::UnderWay(Coming {
+            chunk: coming,
+            marker: None,
+        });
+    }
+    match steps::enqueue(memory, Direction::In, at, &core.arena.addresses(&coming.pieces)) {
         Ok(marker) => Begun::UnderWay(Coming {
-            id,
-            at,
-            len,
-            handle,
-            pieces,
-            marker,
+            chunk: coming,
+            marker: Some(marker),
         }),
         Err(error) => {
             failure(core, device, "copying in", error);
-            undo(device, id, at, len, handle, pieces);
+            undo(core, device, coming);
             Begun::Failed
         }
     }
 }
 
-/// The chunk stays in host memory.
-fn stay(device: &Device, id: ChunkId, pieces: Vec<Piece>, stuck: Option<Stuck>) {
-    device.lock().pool.not_moved_in(id, pieces, stuck);
+/// A copy failed, or may have: takes the device memory away again. The host copy is as good as before.
+fn undo(core: &Core, device: &Device, chunk: In) {
+    // If it cannot be known whether the copy still runs, the memory goes all the same: the driver keeps it alive for
+    // copies that it has begun, and faults the ones that it has not, into a context that is lost anyway.
+    let _ = steps::settle(&*device.memory, Direction::In);
+    chunk.undo(core, device);
     device.wake();
 }
 
-/// A copy failed, or may have: takes the device memory away again. The host copy is as good as before.
-fn undo(device: &Device, id: ChunkId, at: u64, len: u64, handle: Handle, pieces: Vec<Piece>) {
-    let memory = &*device.memory;
-    // If it cannot be known whether the copy still runs, the memory goes all the same: the driver keeps it alive for
-    // copies that it has begun, and faults the ones that it has not, into a context that is lost anyway.
-    let _ = steps::settle(memory, Direction::In);
-    let stuck = steps::take_away(memory, at, len, handle);
-    stay(device, id, pieces, stuck);
-}
-
 /// Waits for a copy. `false` if the chunk is still in host memory.
-fn finish(core: &Core, device: &Device, chunk: Coming) -> bool {
-    let Coming {
-        id,
-        at,
-        len,
-        handle,
-        pieces,
-        marker,
-    } = chunk;
-    if let Err(error) = device.memory.wait(marker) {
+fn finish(core: &Core, device: &Device, coming: Coming) -> bool {
+    let Coming { chunk, marker } = coming;
+    if let Some(marker) = marker
+        && let Err(error) = device.memory.wait(marker)
+    {
         failure(core, device, "copying in", error);
-        undo(device, id, at, len, handle, pieces);
+        undo(core, device, chunk);
         return false;
     }
-    let mut state = device.lock();
-    state.pool.moved_in(id, handle);
-    state.failing = None;
-    drop(state);
+    let pieces = chunk.done(core, device);
     core.arena.give_back(&pieces);
     // A restore may wait half-way, for room that somebody else can only make once it has the segments that this emptied.
     core.link.poke();

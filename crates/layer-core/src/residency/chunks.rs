@@ -1,0 +1,370 @@
+//! What moves: a chunk of the pool, or a memory of the program. One form for the ways out and in.
+
+use std::collections::BTreeMap;
+
+use ebb_alloc::Piece;
+use ebb_device::{DeviceError, Handle};
+
+use crate::core::Core;
+use crate::device::{Device, State};
+use crate::pool::{ChunkId, Stuck, choose};
+use crate::steps;
+use crate::vmm::{self, Away, Remains, Seat};
+
+/// A piece of memory that moves as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chunk {
+    Pool(ChunkId),
+    /// By its handle.
+    Program(u64),
+}
+
+/// What an eviction of `bytes` may take, in the order in which it takes them, with the bytes that each has to copy: what
+/// nobody has written first, for that costs no copy.
+pub(super) fn candidates(core: &Core, device: &Device, state: &State, bytes: u64) -> Vec<(Chunk, u64)> {
+    let program = core
+        .vmm
+        .candidates(&state.pool, device.index, device.memory.can_copy());
+    let (written, blank): (Vec<_>, Vec<_>) = program
+        .into_iter()
+        .map(|(handle, len, written)| (Chunk::Program(handle), len, written))
+        .partition(|(.., written)| *written);
+    let free: u64 = blank.iter().map(|(_, len, _)| len).sum();
+    let written = written.into_iter().map(|(chunk, len, _)| (chunk, len));
+    let copied = state
+        .pool
+        .resident()
+        .into_iter()
+        .map(|(id, len)| (Chunk::Pool(id), len))
+        .chain(written)
+        .collect();
+    blank
+        .into_iter()
+        .map(|(chunk, ..)| (chunk, 0))
+        .chain(choose(copied, bytes.saturating_sub(free)))
+        .collect()
+}
+
+/// Bytes that an eviction could take.
+pub(crate) fn movable_bytes(core: &Core, device: &Device, state: &State) -> u64 {
+    let can_copy = device.memory.can_copy();
+    state.pool.movable_bytes() + core.vmm.movable_bytes(&state.pool, device.index, can_copy)
+}
+
+/// What is away, in the order in which it lies in host memory, so that segments run empty one after another: those with
+/// least in them first.
+pub(super) fn away(core: &Core, device: &Device, state: &State) -> Vec<Chunk> {
+    let program = core.vmm.away(device.index);
+    let mut full: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut all: Vec<(Option<Piece>, Chunk)> = Vec::new();
+    let pool = state
+        .pool
+        .evicted_chunks()
+        .map(|(pieces, id)| (pieces, Chunk::Pool(id)));
+    let program = program
+        .iter()
+        .map(|(pieces, handle)| (pieces.as_slice(), Chunk::Program(*handle)));
+    for (pieces, chunk) in pool.chain(program) {
+        for piece in pieces {
+            *full.entry(piece.segment).or_default() += piece.len;
+        }
+        all.push((pieces.first().copied(), chunk));
+    }
+    all.sort_by_key(|(piece, _)| piece.map(|p| (full[&p.segment], p.segment, p.offset)));
+    all.into_iter().map(|(_, chunk)| chunk).collect()
+}
+
+/// A chunk on its way out.
+#[derive(Debug)]
+pub(super) struct Out {
+    pub(super) len: u64,
+    /// Whether its bytes are to be copied.
+    pub(super) copies: bool,
+    what: OutOf,
+}
+
+#[derive(Debug)]
+enum OutOf {
+    Pool {
+        id: ChunkId,
+        at: u64,
+        handle: Handle,
+    },
+    Program {
+        handle: u64,
+        leaving: vmm::Leaving,
+        seat: Option<Seat>,
+    },
+}
+
+impl Out {
+    /// Begins. `None` if it is not there any more.
+    pub(super) fn begin(core: &Core, state: &mut State, chunk: Chunk) -> Option<Self> {
+        match chunk {
+            Chunk::Pool(id) => {
+                let (at, len, handle) = state.pool.begin_out(id)?;
+                Some(Self {
+                    len,
+                    copies: true,
+                    what: OutOf::Pool { id, at, handle },
+                })
+            }
+            Chunk::Program(handle) => {
+                let leaving = core.vmm.begin_out(&state.pool, handle)?;
+                Some(Self {
+                    len: leaving.len,
+                    copies: leaving.written,
+                    what: OutOf::Program {
+                        handle,
+                        leaving,
+                        seat: None,
+                    },
+                })
+            }
+        }
+    }
+
+    /// Where copies reach it; may take driver calls.
+    pub(super) fn seat(&mut self, device: &Device) -> Result<u64, DeviceError> {
+        match &mut self.what {
+            OutOf::Pool { at, .. } => Ok(*at),
+            OutOf::Program { leaving, seat, .. } => {
+                match Seat::take(&*device.memory, leaving.len, leaving.real, &leaving.maps) {
+                    Ok(taken) => {
+                        *seat = Some(taken);
+                        Ok(taken.at)
+                    }
+                    Err(failed) => {
+                        device.lock().pool.keep_remains(failed.remains);
+                        Err(failed.error)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where it lay, for the copies are over.
+    fn leave_seat(&mut self, device: &Device) {
+        if let OutOf::Program { seat, leaving, .. } = &mut self.what
+            && let Some(seat) = seat.take()
+            && let Some(remains) = seat.leave(&*device.memory, leaving.len)
+        {
+            device.lock().pool.keep_remains(Some(remains));
+        }
+    }
+
+    /// It stays on the card. The device is not locked.
+    pub(super) fn stays(mut self, core: &Core, device: &Device) {
+        self.leave_seat(device);
+        self.stays_locked(core, &mut device.lock());
+    }
+
+    /// It stays on the card; nothing was done with it.
+    pub(super) fn stays_locked(self, core: &Core, state: &mut State) {
+        match self.what {
+            OutOf::Pool { id, handle, .. } => state.pool.stays(id, handle),
+            OutOf::Program { handle, leaving, .. } => core.vmm.stays(handle, leaving.real),
+        }
+    }
+
+    /// Its bytes are safe: takes it off the card. What failed, and whether it is on the card still.
+    pub(super) fn take_down(
+        mut self,
+        core: &Core,
+        device: &Device,
+        pieces: Vec<Piece>,
+    ) -> Result<(), Undone> {
+        self.leave_seat(device);
+        let memory = &*device.memory;
+        match &self.what {
+            OutOf::Pool { id, at, handle } => {
+                if let Err(error) = memory.unmap(*at, self.len) {
+                    self.stays_locked(core, &mut device.lock());
+                    return Err(Undone::Stands("unmapping", error, pieces));
+                }
+                let released = memory.release(*handle);
+                let pool = &mut device.lock().pool;
+                match released {
+                    Ok(()) => pool.moved_out(*id, pieces),
+                    Err(_) => pool.moved_out_but_stuck(*id, pieces, *handle),
+                }
+                released.map_err(|error| Undone::Stuck("releasing", error))
+            }
+            OutOf::Program { handle, leaving, .. } => {
+                match vmm::take_down(memory, self.len, leaving.real, &leaving.maps) {
+                    vmm::Down::Gone => {
+                        let pool = &mut device.lock().pool;
+                        core.vmm.moved_out(pool, *handle, pieces, None);
+                        Ok(())
+                    }
+                    vmm::Down::Stands(error) => {
+                        self.stays_locked(core, &mut device.lock());
+                        Err(Undone::Stands("unmapping", error, pieces))
+                    }
+                    vmm::Down::Remains(error, remains) => {
+                        let pool = &mut device.lock().pool;
+                        core.vmm.moved_out(pool, *handle, pieces, Some(remains));
+                        Err(Undone::Stuck("releasing", error))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What [`Out::take_down`] could not do.
+#[derive(Debug)]
+pub(super) enum Undone {
+    /// It is on the card as before; the pieces are not needed.
+    Stands(&'static str, DeviceError, Vec<Piece>),
+    /// Its bytes are in host memory, and something of it is on the card still.
+    Stuck(&'static str, DeviceError),
+}
+
+/// A chunk on its way in.
+#[derive(Debug)]
+pub(super) struct In {
+    pub(super) len: u64,
+    /// Where its bytes are; nowhere if there are none.
+    pub(super) pieces: Vec<Piece>,
+    what: InTo,
+    real: Option<Handle>,
+}
+
+#[derive(Debug)]
+enum InTo {
+    Pool {
+        id: ChunkId,
+        at: u64,
+    },
+    Program {
+        handle: u64,
+        away: Away,
+        seat: Option<Seat>,
+    },
+}
+
+impl In {
+    /// Begins, if there is lease for it. `Err` says how much is missing; `Ok(None)` that it is not away any more.
+    pub(super) fn begin(core: &Core, state: &mut State, chunk: Chunk) -> Result<Option<Self>, u64> {
+        Ok(match chunk {
+            Chunk::Pool(id) => state.pool.begin_in(id)?.map(|(at, len, pieces)| Self {
+                len,
+                pieces,
+                what: InTo::Pool { id, at },
+                real: None,
+            }),
+            Chunk::Program(handle) => core.vmm.begin_in(&mut state.pool, handle)?.map(|away| Self {
+                len: away.len,
+                pieces: away.pieces.clone(),
+                what: InTo::Program {
+                    handle,
+                    away,
+                    seat: None,
+                },
+                real: None,
+            }),
+        })
+    }
+
+    /// Makes it anew, mapped as it was, with garbage in it. The address to copy to. On an error it is away as before.
+    pub(super) fn bring(mut self, core: &Core, device: &Device) -> Result<(Self, u64), DeviceError> {
+        let memory = &*device.memory;
+        let failed = match &mut self.what {
+            InTo::Pool { at, .. } => match steps::bring(memory, *at, self.len) {
+                Ok(handle) => {
+                    self.real = Some(handle);
+                    let at = *at;
+                    return Ok((self, at));
+                }
+                Err(failed) => {
+                    let stuck = failed.stuck.first().copied();
+                    (failed.error, Left::Pool(stuck))
+                }
+            },
+            InTo::Program { away, seat, .. } => {
+                match vmm::put_up(memory, self.len, &away.props, &away.maps) {
+                    Ok(real) if self.pieces.is_empty() => {
+                        self.real = Some(real);
+                        return Ok((self, 0));
+                    }
+                    Ok(real) => match Seat::take(memory, self.len, real, &away.maps) {
+                        Ok(taken) => {
+                            *seat = Some(taken);
+                            self.real = Some(real);
+                            return Ok((self, taken.at));
+                        }
+                        Err(failed) => {
+                            device.lock().pool.keep_remains(failed.remains);
+                            let remains = vmm::discard(memory, self.len, real, &away.maps);
+                            (failed.error, Left::Program(remains))
+                        }
+                    },
+                    Err(failed) => (failed.error, Left::Program(failed.remains)),
+                }
+            }
+        };
+        let (error, left) = failed;
+        self.stays_away(core, device, left);
+        Err(error)
+    }
+
+    fn stays_away(self, core: &Core, device: &Device, left: Left) {
+        let pool = &mut device.lock().pool;
+        match (self.what, left) {
+            (InTo::Pool { id, .. }, Left::Pool(stuck)) => pool.not_moved_in(id, self.pieces, stuck),
+            (InTo::Pool { id, .. }, Left::Program(_)) => pool.not_moved_in(id, self.pieces, None),
+            (InTo::Program { handle, .. }, left) => {
+                let remains = match left {
+                    Left::Program(remains) => remains,
+                    Left::Pool(_) => None,
+                };
+                core.vmm.not_moved_in(pool, handle, self.pieces, remains);
+            }
+        }
+    }
+
+    /// A copy failed, or may have: takes the memory away again. Its bytes are where they were.
+    pub(super) fn undo(mut self, core: &Core, device: &Device) {
+        let memory = &*device.memory;
+        let left = match (&mut self.what, self.real) {
+            (InTo::Pool { at, .. }, Some(real)) => Left::Pool(steps::take_away(memory, *at, self.len, real)),
+            (InTo::Program { away, seat, .. }, Some(real)) => {
+                let seat = seat.take().and_then(|seat| seat.leave(memory, self.len));
+                device.lock().pool.keep_remains(seat);
+                Left::Program(vmm::discard(memory, self.len, real, &away.maps))
+            }
+            (_, None) => Left::Pool(None),
+        };
+        self.stays_away(core, device, left);
+    }
+
+    /// Its bytes are there. Returns the pieces, which are free.
+    pub(super) fn done(mut self, core: &Core, device: &Device) -> Vec<Piece> {
+        if let InTo::Program { seat, .. } = &mut self.what
+            && let Some(seat) = seat.take()
+        {
+            let remains = seat.leave(&*device.memory, self.len);
+            device.lock().pool.keep_remains(remains);
+        }
+        let mut state = device.lock();
+        match (&self.what, self.real) {
+            (InTo::Pool { id, .. }, Some(real)) => {
+                state.pool.moved_in(*id, real);
+            }
+            (InTo::Program { handle, .. }, Some(real)) => {
+                core.vmm.moved_in(&mut state.pool, *handle, real);
+            }
+            (_, None) => debug_assert!(false, "only what was brought is done"),
+        }
+        state.failing = None;
+        self.pieces
+    }
+}
+
+/// What the driver would not take back of an attempt.
+#[derive(Debug)]
+enum Left {
+    Pool(Option<Stuck>),
+    Program(Option<Remains>),
+}

@@ -1,0 +1,263 @@
+//! What the hooks call. The driver's calls of the program are theirs; here is what comes before and after each.
+
+use ebb_device::{Grant, Location, Props};
+use ebb_units::Bytes;
+
+use super::table::{AwayTaken, Less, Place};
+use super::{Gone, Mapped, Remains};
+use crate::allocate;
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::error::AllocError;
+use crate::pins::{Held, PinReason};
+
+/// A call with one of our handles, between its translation and [`Engine::vmm_end_use`].
+#[derive(Debug)]
+#[must_use = "the memory stays in use until the call has ended"]
+pub struct Use {
+    handle: u64,
+    /// The driver's handle, for this call alone.
+    pub real: u64,
+}
+
+/// Mappings that the driver is being asked to remove.
+#[derive(Debug, Default)]
+#[must_use = "they are neither mapped nor unmapped until the driver has answered"]
+pub struct Taken(Vec<Mapped>);
+
+impl Taken {
+    /// Whether none of them is of memory of ours.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Engine {
+    /// Makes memory for the program, as it asked. Waits for room as [`Engine::alloc`] does: no lock held, outside the gate.
+    /// Returns the handle that the program is to get.
+    ///
+    /// # Errors
+    /// As [`Engine::alloc`]; nothing is made.
+    pub fn vmm_create(&self, device: usize, len: u64, props: Props) -> Result<u64, AllocError> {
+        if self.core.is_passthrough() {
+            return Err(AllocError::Bypass);
+        }
+        let device = self.core.device(device).ok_or(AllocError::Bypass)?;
+        if len == 0 || !len.is_multiple_of(device.memory.granularity()) {
+            return Err(AllocError::Size(Bytes(len)));
+        }
+        allocate::program(&self.core, &device, len, props)
+    }
+
+    /// A call with a handle of ours begins; inside the gate. `None`: the program has no such handle (any more).
+    #[must_use]
+    pub fn vmm_begin_use(&self, handle: u64) -> Option<Use> {
+        let real = self.core.vmm.with(|table| table.begin_use(handle))?;
+        Some(Use { handle, real: real.0 })
+    }
+
+    /// That call has ended. `pin`: it lets somebody else hold the memory, which stays where it is from now on.
+    pub fn vmm_end_use(&self, used: &Use, pin: Option<PinReason>) {
+        if let Some(reason) = pin {
+            self.pin_handles(&[used.handle], reason);
+        }
+        self.less(|core| core.vmm.with(|table| table.end_use(used.handle)));
+    }
+
+    /// The driver has mapped the memory of a call that has not ended.
+    pub fn vmm_mapped(&self, used: &Use, at: u64, size: u64) {
+        self.core.vmm.with(|table| table.map(used.handle, at, size));
+    }
+
+    /// Whether an address lies in a mapping of the program's own memory.
+    #[must_use]
+    pub fn vmm_contains(&self, ptr: u64) -> bool {
+        !self.core.vmm.is_unmapped() && self.core.vmm.with(|table| table.at(ptr).is_some())
+    }
+
+    /// Whether a range touches such a mapping.
+    #[must_use]
+    pub fn vmm_overlaps(&self, at: u64, size: u64) -> bool {
+        !self.core.vmm.is_unmapped()
+            && self
+                .core
+                .vmm
+                .with(|table| table.within(at, size).next().is_some())
+    }
+
+    /// A number for the mapping at an address that no other ever had.
+    #[must_use]
+    pub fn vmm_serial(&self, ptr: u64) -> Option<u64> {
+        if self.core.vmm.is_unmapped() {
+            return None;
+        }
+        self.core.vmm.with(|table| Some(table.at(ptr)?.serial))
+    }
+
+    /// Before the driver removes the mappings of a range; inside the gate.
+    pub fn vmm_take(&self, at: u64, size: u64) -> Taken {
+        if self.core.vmm.is_unmapped() {
+            return Taken::default();
+        }
+        Taken(self.core.vmm.with(|table| table.take(at, size)))
+    }
+
+    /// The driver refused.
+    pub fn vmm_still_mapped(&self, taken: Taken) {
+        self.core.vmm.with(|table| table.still_mapped(taken.0));
+    }
+
+    /// The driver has removed them.
+    pub fn vmm_unmapped(&self, taken: Taken) {
+        for mapping in taken.0 {
+            self.less(|core| core.vmm.with(|table| table.end_use(mapping.handle)));
+        }
+    }
+
+    /// Removes the mappings of a range of which something is away, without bringing it back: the driver knows nothing of
+    /// what is not on the card. `false` if that is not the case, or if the range is not made of whole mappings of ours
+    /// alone: then go through the gate and let the driver answer.
+    #[must_use]
+    pub fn vmm_unmap_away(&self, at: u64, size: u64) -> bool {
+        let core = &self.core;
+        if core.vmm.is_unmapped() || size == 0 || core.is_child() {
+            return false;
+        }
+        loop {
+            let index = core
+                .vmm
+                .with(|table| table.device_of_memory(table.at(at)?.handle));
+            let Some(device) = index.and_then(|index| core.device(index)) else {
+                return false;
+            };
+            let state = device.lock();
+            if !state.closed {
+                return false;
+            }
+            match core.vmm.with(|table| table.take_away(device.index, at, size)) {
+                AwayTaken::No => return false,
+                AwayTaken::Wait => drop(device.wait(state)),
+                AwayTaken::Yes(taken) => {
+                    drop(state);
+                    self.vmm_unmapped(Taken(taken));
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// The driver has set access on a range; inside the gate.
+    pub fn vmm_granted(&self, at: u64, size: u64, grants: &[Grant]) {
+        if self.core.vmm.is_unmapped() {
+            return;
+        }
+        if !self.core.vmm.with(|table| table.granted(at, size, grants)) {
+            // A mapping whose parts differ could not be put back: its memory stays where it is.
+            self.vmm_pin_range(at, size, PinReason::Registered);
+        }
+    }
+
+    /// What a location may do at an address, if it is one of ours and something was said about that location.
+    #[must_use]
+    pub fn vmm_access(&self, ptr: u64, location: Location) -> Option<u32> {
+        if self.core.vmm.is_unmapped() {
+            return None;
+        }
+        self.core.vmm.with(|table| table.access(ptr, location))
+    }
+
+    /// The program gives a reference back. `false`: it has no such handle.
+    #[must_use]
+    pub fn vmm_release(&self, handle: u64) -> bool {
+        self.less(|core| core.vmm.with(|table| table.release(handle)))
+    }
+
+    /// The program takes a reference by an address that is mapped: its handle.
+    #[must_use]
+    pub fn vmm_retain(&self, ptr: u64) -> Option<u64> {
+        self.core.vmm.with(|table| table.retain(ptr))
+    }
+
+    /// Somebody else may hold what is mapped in a range; inside the gate. Whether there is anything of ours.
+    pub fn vmm_pin_range(&self, at: u64, size: u64, reason: PinReason) -> bool {
+        let handles: Vec<u64> = self
+            .core
+            .vmm
+            .with(|table| table.within(at, size).map(|mapping| mapping.handle).collect());
+        self.pin_handles(&handles, reason);
+        !handles.is_empty()
+    }
+
+    fn pin_handles(&self, handles: &[u64], reason: PinReason) {
+        for handle in handles {
+            let index = self.core.vmm.with(|table| table.device_of_memory(*handle));
+            if let Some(device) = index.and_then(|index| self.core.device(index)) {
+                let mut state = device.lock();
+                state
+                    .pool
+                    .pins
+                    .add(vec![Held::Handle(*handle)], reason, String::new());
+            }
+        }
+        self.core.link.poke();
+    }
+
+    /// Gives something back, waiting for the owner thread while it moves that very memory. `false`: there was none.
+    fn less(&self, give: impl Fn(&Core) -> Less) -> bool {
+        let core = &self.core;
+        let mut less = give(core);
+        while let Less::Wait(index) = less {
+            let Some(device) = core.device(index) else {
+                return true;
+            };
+            // Looked at again under the device's lock: it moves, and ends to move, under that.
+            let state = device.lock();
+            less = give(core);
+            if matches!(less, Less::Wait(_)) {
+                drop(device.wait(state));
+            }
+        }
+        match less {
+            Less::Dead => false,
+            Less::Gone(gone) => {
+                end(core, gone);
+                true
+            }
+            Less::Kept | Less::Wait(_) => true,
+        }
+    }
+}
+
+/// A memory is out of the table: gives back what it is made of.
+fn end(core: &Core, gone: Gone) {
+    let device = core.device(gone.device);
+    match gone.place {
+        Place::Host(pieces) => {
+            core.arena.give_back(&pieces);
+            if let Some(device) = &device {
+                device.lock().pool.program_gone_away(gone.len);
+            }
+        }
+        Place::Card(real) => {
+            let remains = Remains {
+                handle: Some(real),
+                len: gone.len,
+                ..Remains::default()
+            };
+            let remains = remains.clear(&*gone.maker);
+            if let Some(device) = &device {
+                let mut state = device.lock();
+                state.pool.program_gone(gone.len);
+                state.pool.keep_remains(remains);
+            }
+        }
+        Place::Moving => debug_assert!(false, "what moves stays in the table"),
+    }
+    if let Some(device) = device {
+        device.lock().pool.pins.forget(Held::Handle(gone.handle));
+        // An allocation may wait for just this, and the owner opens the gate when nothing is evicted any more.
+        device.wake();
+    }
+    core.link.poke();
+}

@@ -8,11 +8,13 @@ pub const MAX_DEVICES: usize = 16;
 pub const MAX_SLOTS: usize = 512;
 /// Most exported objects that can exist at once.
 pub(crate) const MAX_OBJECTS: usize = 16_384;
+/// Stands for the host where an object's device is asked for: it costs no device anything.
+pub const HOST_DEVICE: u32 = u32::MAX;
 /// Most interprocess events that can exist at once.
 pub const MAX_EVENTS: usize = 1024;
 
 /// "ebbsim" and the layout's version.
-pub(crate) const MAGIC: u64 = 0x6562_6273_696d_0005;
+pub(crate) const MAGIC: u64 = 0x6562_6273_696d_0006;
 
 /// A device's figures, and what its link and its engines are doing.
 #[repr(C, align(64))]
@@ -59,6 +61,8 @@ pub(crate) struct ObjectRow {
     pub(crate) bytes: AtomicU64,
     pub(crate) device: AtomicU32,
     pub(crate) creator_pid: AtomicU32,
+    /// What its maker asked for besides; the driver's business.
+    pub(crate) flags: AtomicU64,
 }
 
 /// An event that several processes use. Free when `owner` is zero (slot number plus one otherwise).

@@ -28,7 +28,7 @@ mod visible;
 
 pub use config::{Config, ConfigError};
 pub use event::EventCell;
-pub use file::{MAX_DEVICES, MAX_EVENTS, MAX_SLOTS};
+pub use file::{HOST_DEVICE, MAX_DEVICES, MAX_EVENTS, MAX_SLOTS};
 pub use identity::{device_name, device_uuid, uuid_text};
 pub use link::{Direction, now_ns};
 pub use machine::{AttachError, Machine, ProcessUse, Slot, Usage};

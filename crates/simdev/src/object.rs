@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use crate::file::MAX_OBJECTS;
+use crate::file::{HOST_DEVICE, MAX_OBJECTS};
 use crate::machine::{Ledger, Machine};
 
 /// One holder's grip on an object: an open file whose shared lock keeps the object alive.
@@ -23,6 +23,8 @@ pub struct Object {
     pub device: u32,
     /// Its size in bytes.
     pub bytes: u64,
+    /// What its maker asked for besides; the driver's business.
+    pub flags: u64,
 }
 
 impl Object {
@@ -38,16 +40,16 @@ impl Machine {
         self.config().dir.join(format!("object-{id}"))
     }
 
-    /// Makes an object of `bytes` on a device; `Ok(None)` if there is no room.
+    /// Makes an object of `bytes` on a device ([`HOST_DEVICE`]: of the host); `Ok(None)` if there is no room.
     ///
     /// # Errors
     /// The state folder could not hold it, or the table is full.
-    pub fn create_object(&self, device: u32, bytes: u64) -> io::Result<Option<Object>> {
+    pub fn create_object(&self, device: u32, bytes: u64, flags: u64) -> io::Result<Option<Object>> {
         if self.own_slot().is_none() {
             return Ok(None);
         }
         let ledger = self.ledger();
-        if !self.has_room(&ledger, device, bytes) {
+        if device != HOST_DEVICE && !self.has_room(&ledger, device, bytes) {
             return Ok(None);
         }
         let rows = &self.file().object;
@@ -68,6 +70,7 @@ impl Machine {
         let row = &rows[index];
         row.bytes.store(bytes, Ordering::Release);
         row.device.store(device, Ordering::Release);
+        row.flags.store(flags, Ordering::Release);
         row.creator_pid.store(std::process::id(), Ordering::Release);
         self.file()
             .objects_used
@@ -79,6 +82,7 @@ impl Machine {
             id,
             device,
             bytes,
+            flags,
         }))
     }
 
@@ -110,10 +114,24 @@ impl Machine {
                     id,
                     device,
                     bytes: row.bytes.load(Ordering::Acquire),
+                    flags: row.flags.load(Ordering::Acquire),
                 });
             }
         }
         Err(io::Error::from(io::ErrorKind::InvalidInput))
+    }
+
+    /// Takes a grip on an object by its number, which another process told: what an allocation of a shared pool is named by.
+    ///
+    /// # Errors
+    /// There is no such object (any more).
+    pub fn open_object(&self, id: u64) -> io::Result<Object> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(self.object_path(id))?;
+        self.import_object(file.as_raw_fd())
     }
 
     /// Lets go of an object; its bytes come back when nobody else holds it.

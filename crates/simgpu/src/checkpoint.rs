@@ -128,6 +128,7 @@ fn all_memory() -> Vec<Arc<Phys>> {
             .iter()
             .map(|handle| Arc::clone(&handle.phys)),
     );
+    found.extend(crate::graph_memory::idle_memory());
     found.sort_by_key(|phys| phys.id);
     found.dedup_by_key(|phys| phys.id);
     found

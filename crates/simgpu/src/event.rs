@@ -208,6 +208,7 @@ pub(crate) fn cuEventQuery(_: &Caller, hEvent: CUevent) -> R {
             capture::check_unsafe_call()?;
             record.stream.context.check()?;
             if record.is_complete() {
+                record.stream.observe(record.ticket.load(Ordering::Acquire));
                 Ok(())
             } else {
                 Err(CUresult::ERROR_NOT_READY)

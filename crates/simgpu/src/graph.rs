@@ -9,9 +9,8 @@ use crate::R;
 use crate::caller::Caller;
 use crate::context;
 use crate::event::Event;
+use crate::graph_memory::GraphMemory;
 use crate::handles::fresh;
-use crate::memory::phys::{Phys, fresh_buffer_id};
-use crate::memory::{Allocation, BLOCK, Kind, Mapping, READ_WRITE};
 use crate::process::{lock, process};
 use crate::stream::{Stream, submit, submit_now};
 use crate::work::Work;
@@ -147,110 +146,6 @@ pub(crate) fn order(nodes: &Nodes) -> Option<Vec<NodeRef>> {
 pub(crate) struct Exec {
     pub(crate) nodes: Mutex<Nodes>,
     pub(crate) flags: u64,
-}
-
-/// Memory of an allocation node: an address for the graph's life, physical memory from the launch until it is freed.
-#[derive(Debug)]
-pub(crate) struct GraphMemory {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    size: u64,
-    pub(crate) device: u32,
-}
-
-impl GraphMemory {
-    pub(crate) fn new(device: u32, bytes: u64) -> Result<Arc<Self>, CUresult> {
-        let size = bytes
-            .checked_next_multiple_of(BLOCK)
-            .filter(|size| *size > 0)
-            .ok_or(CUresult::ERROR_INVALID_VALUE)?;
-        let address = process()
-            .memory
-            .write()
-            .reserve(size, BLOCK, 0, false)
-            .ok_or(CUresult::ERROR_OUT_OF_MEMORY)?;
-        Ok(Arc::new(Self {
-            address,
-            bytes,
-            size,
-            device,
-        }))
-    }
-
-    fn is_attached(&self) -> bool {
-        process().memory.read().mappings.contains_key(&self.address)
-    }
-
-    /// Puts physical memory behind the address.
-    pub(crate) fn attach(&self) -> R {
-        let process = process();
-        if self.is_attached() {
-            return Ok(());
-        }
-        let (machine, arena) = (process.machine, process.arena);
-        let phys = Phys::new(
-            machine,
-            arena,
-            Some(self.device),
-            self.size,
-            CUmemAllocationProp::default(),
-            false,
-        )?;
-        let mut tables = process.memory.write();
-        let access = vec![(self.device, READ_WRITE)];
-        tables.map(
-            self.address,
-            Mapping {
-                size: self.size,
-                phys,
-                offset: 0,
-                access,
-            },
-        )?;
-        let allocation = Allocation {
-            size: self.bytes,
-            kind: Kind::Graph,
-            context: 0,
-            buffer_id: fresh_buffer_id(),
-        };
-        tables.allocations.insert(self.address, allocation);
-        Ok(())
-    }
-
-    /// Takes the physical memory away again.
-    pub(crate) fn detach(&self) {
-        detach(self.address);
-    }
-}
-
-fn detach(address: u64) {
-    let mapping = {
-        let mut tables = process().memory.write();
-        tables.allocations.remove(&address);
-        tables.unmap(address)
-    };
-    drop(mapping);
-}
-
-impl Drop for GraphMemory {
-    fn drop(&mut self) {
-        self.detach();
-        process().memory.write().unreserve(self.address);
-    }
-}
-
-/// `cuMemFree` of a graph's memory.
-pub(crate) fn free_memory(address: u64) -> R {
-    for context in process().contexts.all() {
-        context.shared.drain();
-    }
-    free_memory_now(address)
-}
-
-/// The same when the work is known to be over.
-pub(crate) fn free_memory_now(address: u64) -> R {
-    detach(address);
-    Ok(())
 }
 
 pub(crate) fn find(handle: CUgraph) -> Result<Arc<Graph>, CUresult> {
@@ -487,43 +382,6 @@ fn shape(nodes: &Nodes) -> Vec<(CUgraphNodeType, Vec<usize>)> {
             (node.action.kind(), after)
         })
         .collect()
-}
-
-pub(crate) fn cuDeviceGetGraphMemAttribute(
-    c: &Caller,
-    device: CUdevice,
-    attr: CUgraphMem_attribute,
-    value: *mut c_void,
-) -> R {
-    let physical = process().physical(device.0)?;
-    if attr.0 > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH.0 {
-        return Err(CUresult::ERROR_INVALID_VALUE);
-    }
-    let tables = process().memory.read();
-    let used: u64 = tables
-        .allocations
-        .iter()
-        .filter(|(_, allocation)| allocation.kind == Kind::Graph)
-        .filter_map(|(address, _)| tables.mappings.get(address))
-        .filter(|mapping| mapping.phys.device == Some(physical))
-        .map(|mapping| mapping.size)
-        .sum();
-    c.put(value.cast::<u64>(), used)
-}
-
-pub(crate) fn cuDeviceSetGraphMemAttribute(
-    c: &Caller,
-    device: CUdevice,
-    _attr: CUgraphMem_attribute,
-    value: *mut c_void,
-) -> R {
-    process().physical(device.0)?;
-    c.get(value.cast_const().cast::<u64>()).map(drop)
-}
-
-pub(crate) fn cuDeviceGraphMemTrim(_: &Caller, device: CUdevice) -> R {
-    // Memory of a graph is given back when it is freed: there is nothing more to trim.
-    process().physical(device.0).map(drop)
 }
 
 #[cfg(test)]

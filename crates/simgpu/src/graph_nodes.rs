@@ -8,9 +8,11 @@ use crate::R;
 use crate::caller::Caller;
 use crate::context;
 use crate::copy::describe_3d;
-use crate::graph::{Action, Graph, GraphMemory, Node, NodeRef, Nodes, find, find_exec, graph_of};
+use crate::graph::{Action, Graph, Node, NodeRef, Nodes, find, find_exec, graph_of};
+use crate::graph_memory::GraphMemory;
 use crate::kernels::Launch;
 use crate::launch::{Request, prepare};
+use crate::memory::READ_WRITE;
 use crate::process::{lock, process};
 use crate::work::{Copy, Fill, HostCall, Side, Work};
 
@@ -318,7 +320,17 @@ pub(crate) fn cuGraphAddMemAllocNode(
         return Err(INVALID);
     }
     let device = process().physical(parameters.poolProps.location.id())?;
-    let memory = GraphMemory::new(device, parameters.bytesize as u64)?;
+    let mut access = vec![(device, READ_WRITE)];
+    for description in c.array(parameters.accessDescs, parameters.accessDescCount)? {
+        let peer = process().physical(description.location.id())?;
+        if description.location.type_ != CU_MEM_LOCATION_TYPE_DEVICE || description.flags.0 != READ_WRITE {
+            return Err(INVALID);
+        }
+        if peer != device {
+            access.push((peer, READ_WRITE));
+        }
+    }
+    let memory = GraphMemory::new(device, parameters.bytesize as u64, access)?;
     parameters.dptr = CUdeviceptr(memory.address);
     add(
         c,
@@ -340,7 +352,13 @@ pub(crate) fn cuGraphAddMemFreeNode(
     dptr: CUdeviceptr,
 ) -> R {
     let graph = find(hGraph)?;
-    let memory = memory_at(&lock(&graph.nodes), dptr.0).ok_or(INVALID)?;
+    let memory = {
+        let nodes = lock(&graph.nodes);
+        let freed = nodes
+            .values()
+            .any(|node| matches!(&node.action, Action::Free(memory) if memory.address == dptr.0));
+        memory_at(&nodes, dptr.0).filter(|_| !freed).ok_or(INVALID)?
+    };
     add(
         c,
         phGraphNode,

@@ -34,6 +34,7 @@ mod event;
 mod export;
 mod faults;
 mod graph;
+mod graph_memory;
 mod graph_nodes;
 mod handles;
 mod ipc;

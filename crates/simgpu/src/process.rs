@@ -30,7 +30,6 @@ pub(crate) struct Primary {
 /// A handle of `cuMemCreate`: the memory, and how many times the handle must be released.
 #[derive(Debug)]
 pub(crate) struct MemHandle {
-    pub(crate) handle: usize,
     pub(crate) phys: Arc<Phys>,
     pub(crate) references: Mutex<u32>,
 }
@@ -54,7 +53,7 @@ pub(crate) struct Process {
     pub(crate) execs: Table<Exec>,
     pub(crate) pools: Table<Pool>,
     pub(crate) mem_handles: Table<MemHandle>,
-    /// The default pool of each device, and the pool that allocations without one use (a handle).
+    /// The default pool of each device, of the host and of its one node; and the pool that allocations without one use (a handle).
     pub(crate) device_pools: Vec<Mutex<(Option<Arc<Pool>>, usize)>>,
 }
 
@@ -135,7 +134,7 @@ pub(crate) fn cuInit(_: &Caller, flags: u32) -> R {
         execs: Table::default(),
         pools: Table::default(),
         mem_handles: Table::default(),
-        device_pools: (0..devices).map(|_| Mutex::default()).collect(),
+        device_pools: (0..devices + 2).map(|_| Mutex::default()).collect(),
     };
     if PROCESS.set(process).is_err() {
         return Err(CUresult::ERROR_UNKNOWN);

@@ -74,11 +74,14 @@ pub(crate) use crate::event::{
     cuEventRecordWithFlags as cuEventRecordWithFlags_ptsz, cuEventSynchronize,
 };
 pub(crate) use crate::graph::{
-    cuDeviceGetGraphMemAttribute, cuDeviceGraphMemTrim, cuDeviceSetGraphMemAttribute, cuGraphClone,
-    cuGraphCreate, cuGraphDestroy, cuGraphExecDestroy, cuGraphExecGetFlags, cuGraphExecUpdate_v2,
-    cuGraphInstantiate_v2, cuGraphInstantiate_v2 as cuGraphInstantiate, cuGraphInstantiateWithFlags,
-    cuGraphInstantiateWithParams, cuGraphInstantiateWithParams as cuGraphInstantiateWithParams_ptsz,
-    cuGraphLaunch, cuGraphLaunch as cuGraphLaunch_ptsz, cuGraphUpload, cuGraphUpload as cuGraphUpload_ptsz,
+    cuGraphClone, cuGraphCreate, cuGraphDestroy, cuGraphExecDestroy, cuGraphExecGetFlags,
+    cuGraphExecUpdate_v2, cuGraphInstantiate_v2, cuGraphInstantiate_v2 as cuGraphInstantiate,
+    cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams,
+    cuGraphInstantiateWithParams as cuGraphInstantiateWithParams_ptsz, cuGraphLaunch,
+    cuGraphLaunch as cuGraphLaunch_ptsz, cuGraphUpload, cuGraphUpload as cuGraphUpload_ptsz,
+};
+pub(crate) use crate::graph_memory::{
+    cuDeviceGetGraphMemAttribute, cuDeviceGraphMemTrim, cuDeviceSetGraphMemAttribute,
 };
 pub(crate) use crate::graph_nodes::{
     cuGraphAddChildGraphNode, cuGraphAddDependencies, cuGraphAddDependencies_v2, cuGraphAddEmptyNode,
@@ -140,8 +143,9 @@ pub(crate) use crate::pool::{
     cuMemAllocAsync as cuMemAllocAsync_ptsz, cuMemAllocFromPoolAsync,
     cuMemAllocFromPoolAsync as cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync,
     cuMemFreeAsync as cuMemFreeAsync_ptsz, cuMemGetDefaultMemPool, cuMemGetMemPool, cuMemPoolCreate,
-    cuMemPoolDestroy, cuMemPoolGetAccess, cuMemPoolGetAttribute, cuMemPoolSetAccess, cuMemPoolSetAttribute,
-    cuMemPoolTrimTo, cuMemSetMemPool,
+    cuMemPoolDestroy, cuMemPoolExportPointer, cuMemPoolExportToShareableHandle, cuMemPoolGetAccess,
+    cuMemPoolGetAttribute, cuMemPoolImportFromShareableHandle, cuMemPoolImportPointer, cuMemPoolSetAccess,
+    cuMemPoolSetAttribute, cuMemPoolTrimTo, cuMemSetMemPool,
 };
 pub(crate) use crate::proc_address::{cuGetProcAddress, cuGetProcAddress_v2};
 pub(crate) use crate::process::cuInit;

@@ -49,9 +49,12 @@ pub(crate) struct Stream {
     pub(crate) id: u64,
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// The last ticket that was given out, and the last that is done.
+    /// The last ticket that was given out, the last that is done, and the last whose end the program has waited for or asked about.
     submitted: AtomicU64,
     done: AtomicU64,
+    observed: AtomicU64,
+    /// What its work waits for: the last ticket of each other stream, by handle.
+    follows: Mutex<Vec<(usize, u64)>>,
     done_signal: Condvar,
     waiters: AtomicU32,
     closed: AtomicBool,
@@ -73,6 +76,8 @@ impl Stream {
             wake: Condvar::new(),
             submitted: AtomicU64::new(0),
             done: AtomicU64::new(0),
+            observed: AtomicU64::new(0),
+            follows: Mutex::default(),
             done_signal: Condvar::new(),
             waiters: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -109,6 +114,9 @@ impl Stream {
         let mut ticket = self.submitted.load(Ordering::Relaxed);
         for work in work {
             ticket += 1;
+            if let Work::Wait(other, theirs) = &work {
+                self.follow(other.handle, *theirs);
+            }
             queue.jobs.push_back((ticket, work));
         }
         self.submitted.store(ticket, Ordering::Release);
@@ -192,8 +200,39 @@ impl Stream {
         }
     }
 
-    /// Waits until everything up to a ticket is done.
+    fn follow(&self, other: usize, ticket: u64) {
+        let mut follows = lock(&self.follows);
+        match follows.iter_mut().find(|(handle, _)| *handle == other) {
+            Some((_, known)) => *known = ticket.max(*known),
+            None => follows.push((other, ticket)),
+        }
+    }
+
+    /// Whether what is submitted from now on runs after a ticket of another stream, because the program made it wait.
+    pub(crate) fn runs_after(&self, other: usize, ticket: u64) -> bool {
+        lock(&self.follows)
+            .iter()
+            .any(|(handle, known)| *handle == other && *known >= ticket)
+    }
+
+    /// The program knows that everything up to a ticket is done.
+    pub(crate) fn observe(&self, ticket: u64) {
+        self.observed.fetch_max(ticket, Ordering::AcqRel);
+    }
+
+    /// Whether the program knows that a ticket is done.
+    pub(crate) fn is_observed(&self, ticket: u64) -> bool {
+        self.observed.load(Ordering::Acquire) >= ticket
+    }
+
+    /// Makes the program wait until everything up to a ticket is done.
     pub(crate) fn wait_for(&self, ticket: u64) {
+        self.wait_done(ticket);
+        self.observe(ticket);
+    }
+
+    /// Waits until everything up to a ticket is done.
+    pub(crate) fn wait_done(&self, ticket: u64) {
         if self.is_done(ticket) {
             return;
         }
@@ -351,12 +390,14 @@ pub(crate) fn cuStreamQuery(c: &Caller, hStream: CUstream) -> R {
         capture::check_implicit(&stream)?;
     }
     stream.context.check()?;
+    let submitted = stream.submitted();
     let idle = if stream.is_legacy() {
         stream.context.blocking_idle()
     } else {
-        stream.is_idle()
+        stream.is_done(submitted)
     };
     if idle {
+        stream.observe(submitted);
         stream.context.check()
     } else {
         Err(CUresult::ERROR_NOT_READY)

@@ -108,8 +108,8 @@ pub(crate) enum Work {
         comparison: Comparison,
     },
     /// A graph's memory node comes to life, or ends.
-    Attach(Arc<crate::graph::GraphMemory>),
-    Detach(Arc<crate::graph::GraphMemory>),
+    Attach(Arc<crate::graph_memory::GraphMemory>),
+    Detach(Arc<crate::graph_memory::GraphMemory>),
     /// Memory of `cuMemAlloc` that was freed in stream order.
     Release(u64),
 }
@@ -119,7 +119,7 @@ pub(crate) fn run(work: &Work, context: &Shared) -> Result<(), CUresult> {
     match work {
         Work::Empty => Ok(()),
         Work::Wait(stream, ticket) => {
-            stream.wait_for(*ticket);
+            stream.wait_done(*ticket);
             Ok(())
         }
         Work::Kernel(launch) => timed(context, || launch.run(context)),

@@ -13,17 +13,8 @@ use std::ptr::null_mut;
 
 use common::*;
 use ebb_abi::*;
-use ebb_simdev::Machine;
 
 const SMALL: &[(&str, &str)] = &[("EBB_SIM_MEMORY", "256Mi"), ("EBB_SIM_CONTEXT_BYTES", "16Mi")];
-
-/// The machine as a bystander sees it.
-fn machine(dir: &std::path::Path) -> Machine {
-    let dir = dir.to_str().unwrap().to_owned();
-    let config =
-        ebb_simdev::Config::from_lookup(|name| (name == "EBB_SIM_DIR").then(|| dir.clone())).unwrap();
-    Machine::open(config).unwrap()
-}
 
 #[test]
 fn kill_9_frees_the_bytes() {
@@ -248,14 +239,6 @@ fn exported_memory_outlives_its_maker() {
     taker.kill();
     // Children of other tests that were being started meanwhile hold the descriptor until they are what they will be.
     eventually("the last descriptor is closed", || machine.usage(0).used == 0);
-}
-
-fn hex(bytes: &[c_char]) -> String {
-    bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect()
-}
-
-fn unhex(text: &str) -> [c_char; 64] {
-    std::array::from_fn(|index| u8::from_str_radix(&text[index * 2..index * 2 + 2], 16).unwrap() as c_char)
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `cuMemAlloc` and its like: whole blocks for large pieces, shared blocks for small ones.
 
+use std::sync::Arc;
+
 use ebb_abi::*;
 
 use super::heap::SMALL;
@@ -17,19 +19,25 @@ const OWN_BLOCKS_FROM: u64 = 1 << 20;
 /// Makes memory on a device and maps it somewhere. Returns the address.
 pub(crate) fn map_block(device: u32, bytes: u64, access: &[u32]) -> Result<u64, CUresult> {
     let process = process();
+    let properties = CUmemAllocationProp::default();
     let phys = Phys::new(
         process.machine,
         process.arena,
         Some(device),
         bytes,
-        CUmemAllocationProp::default(),
+        properties,
         false,
     )?;
-    let mut tables = process.memory.write();
+    map_phys(phys, access.iter().map(|index| (*index, READ_WRITE)).collect())
+}
+
+/// Maps memory somewhere. Returns the address.
+pub(crate) fn map_phys(phys: Arc<Phys>, access: Vec<(u32, u32)>) -> Result<u64, CUresult> {
+    let bytes = phys.bytes;
+    let mut tables = process().memory.write();
     let address = tables
         .reserve(bytes, BLOCK, 0, false)
         .ok_or(CUresult::ERROR_OUT_OF_MEMORY)?;
-    let access = access.iter().map(|index| (*index, READ_WRITE)).collect();
     let mapped = tables.map(
         address,
         Mapping {
@@ -227,12 +235,14 @@ pub(crate) fn cuMemFree_v2(_: &Caller, dptr: CUdeviceptr) -> R {
         .map(|allocation| allocation.kind);
     match kind {
         None | Some(Kind::Imported | Kind::Global) => return Err(CUresult::ERROR_INVALID_VALUE),
-        Some(Kind::Graph) => return crate::graph::free_memory(dptr.0),
+        Some(Kind::Graph) => return crate::graph_memory::free_memory(dptr.0),
         Some(_) => {}
     }
     capture::check_unsafe_call()?;
-    // A program may rely on this: the call waits for all work of the device.
-    drain_device(dptr.0);
+    // A program may rely on this: the call waits for all work of the device, unless the memory is a stream-ordered pool's.
+    if !matches!(kind, Some(Kind::Pool(_))) {
+        drain_device(dptr.0);
+    }
     free_now(dptr.0)
 }
 
@@ -262,7 +272,7 @@ pub(crate) fn free_now(address: u64) -> R {
         .ok_or(CUresult::ERROR_INVALID_VALUE)?;
     match allocation.kind {
         Kind::Pool(_) => crate::pool::free_now(address, &allocation),
-        Kind::Graph => crate::graph::free_memory_now(address),
+        Kind::Graph => crate::graph_memory::free_memory_now(address),
         _ => {
             if let Some(context) = process.contexts.get(allocation.context) {
                 give_back(&context, address, &allocation);

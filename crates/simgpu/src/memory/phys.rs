@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ebb_abi::{CUmemAllocationProp, CUresult};
-use ebb_simdev::{Machine, Object};
+use ebb_simdev::{HOST_DEVICE, Machine, Object};
 
 use super::spans::Spans;
 
@@ -107,6 +107,8 @@ pub(crate) struct Phys {
     pub(crate) properties: CUmemAllocationProp,
     /// Whether the ledger has its bytes: not while a checkpoint moved them to the host.
     charged: AtomicBool,
+    /// The value of its handle, once it has one: a handle that is retained from an address is always the same.
+    pub(crate) handle: std::sync::OnceLock<usize>,
     /// Distinguishes buffers for the program.
     pub(crate) id: u64,
 }
@@ -117,6 +119,17 @@ unsafe impl Send for Phys {}
 unsafe impl Sync for Phys {}
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// What an object keeps of its properties for those who import it: the allocation flags.
+fn flags_of(properties: &CUmemAllocationProp) -> u64 {
+    let [a, b, c, d] = properties.allocFlags.map(u64::from);
+    a | b << 16 | c << 32 | d << 48
+}
+
+/// The reverse.
+pub(crate) fn flags_from(word: u64) -> [u16; 4] {
+    [0, 16, 32, 48].map(|shift| (word >> shift) as u16)
+}
 
 /// A number that no other buffer of this process has.
 pub(crate) fn fresh_buffer_id() -> u64 {
@@ -136,16 +149,46 @@ impl Phys {
         properties: CUmemAllocationProp,
         exportable: bool,
     ) -> Result<Arc<Self>, CUresult> {
-        let backing = match device {
-            Some(device) if exportable => match machine.create_object(device, bytes) {
-                Ok(Some(object)) => {
-                    let fd = object.fd();
-                    note_object(fd);
-                    Backing::Object(Mutex::new(Some(object)), fd)
+        let ask = || Self::back(machine, arena, device, bytes, &properties, exportable);
+        let backing = match ask() {
+            // What this process's pools only keep for later makes room for any other request of the same process.
+            Err(CUresult::ERROR_OUT_OF_MEMORY) if crate::pool::give_back_kept(device) => ask()?,
+            other => other?,
+        };
+        Ok(Arc::new(Self {
+            machine,
+            arena,
+            backing,
+            device,
+            bytes,
+            properties,
+            charged: AtomicBool::new(true),
+            handle: std::sync::OnceLock::new(),
+            id: fresh_buffer_id(),
+        }))
+    }
+
+    fn back(
+        machine: &'static Machine,
+        arena: &'static Arena,
+        device: Option<u32>,
+        bytes: u64,
+        properties: &CUmemAllocationProp,
+        exportable: bool,
+    ) -> Result<Backing, CUresult> {
+        Ok(match device {
+            _ if exportable => {
+                let flags = flags_of(properties);
+                match machine.create_object(device.unwrap_or(HOST_DEVICE), bytes, flags) {
+                    Ok(Some(object)) => {
+                        let fd = object.fd();
+                        note_object(fd);
+                        Backing::Object(Mutex::new(Some(object)), fd)
+                    }
+                    Ok(None) => return Err(CUresult::ERROR_OUT_OF_MEMORY),
+                    Err(_) => return Err(CUresult::ERROR_OPERATING_SYSTEM),
                 }
-                Ok(None) => return Err(CUresult::ERROR_OUT_OF_MEMORY),
-                Err(_) => return Err(CUresult::ERROR_OPERATING_SYSTEM),
-            },
+            }
             _ => {
                 if let Some(device) = device
                     && !machine.charge(device, bytes)
@@ -165,17 +208,7 @@ impl Phys {
                 };
                 Backing::Arena(offset)
             }
-        };
-        Ok(Arc::new(Self {
-            machine,
-            arena,
-            backing,
-            device,
-            bytes,
-            properties,
-            charged: AtomicBool::new(true),
-            id: fresh_buffer_id(),
-        }))
+        })
     }
 
     /// Memory behind a descriptor that another handle exported.
@@ -191,10 +224,11 @@ impl Phys {
             machine,
             arena,
             backing: Backing::Object(Mutex::new(Some(object)), fd),
-            device: Some(device),
+            device: (device != HOST_DEVICE).then_some(device),
             bytes,
             properties,
             charged: AtomicBool::new(true),
+            handle: std::sync::OnceLock::new(),
             id: fresh_buffer_id(),
         })
     }
@@ -216,6 +250,7 @@ impl Phys {
             bytes,
             properties: CUmemAllocationProp::default(),
             charged: AtomicBool::new(true),
+            handle: std::sync::OnceLock::new(),
             id: fresh_buffer_id(),
         })
     }
@@ -235,6 +270,30 @@ impl Phys {
             Backing::Object(_, fd) => Some(*fd),
             _ => None,
         }
+    }
+
+    /// The number of its object, by which another process of the machine finds it.
+    pub(crate) fn object_id(&self) -> Option<u64> {
+        match &self.backing {
+            Backing::Object(object, _) => object
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .as_ref()
+                .map(|object| object.id),
+            _ => None,
+        }
+    }
+
+    /// A descriptor of its pages with a position of its own, which stands at `offset` inside this memory: what stands for a dma-buf.
+    pub(crate) fn buffer_fd(&self, offset: u64) -> io::Result<i32> {
+        use std::os::fd::IntoRawFd;
+        let (fd, start) = self.pages();
+        let mut file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/self/fd/{fd}"))?;
+        io::Seek::seek(&mut file, io::SeekFrom::Start(start + offset))?;
+        Ok(file.into_raw_fd())
     }
 
     /// Whether its bytes are this process's own in the ledger.

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use ebb_abi::*;
+use ebb_simdev::HOST_DEVICE;
 
-use super::phys::Phys;
+use super::phys::{Phys, flags_from};
 use super::{HOST, Mapping, READ, READ_WRITE};
 use crate::R;
 use crate::caller::Caller;
@@ -12,39 +13,59 @@ use crate::handles::fresh;
 use crate::process::{MemHandle, lock, process};
 
 const INVALID: CUresult = CUresult::ERROR_INVALID_VALUE;
+/// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`.
+const MAPPED_BY_PCIE: u64 = 1;
+/// The host's page size.
+const PAGE: u64 = 4096;
 
 fn granularity() -> u64 {
     process().machine.config().granularity
 }
 
-/// The physical device index of a location; `None` for the host.
-fn device_of(location: CUmemLocation) -> Result<Option<u32>, CUresult> {
-    match location.type_ {
-        CU_MEM_LOCATION_TYPE_DEVICE => process().physical(location.id()).map(Some),
-        CU_MEM_LOCATION_TYPE_HOST
-        | CU_MEM_LOCATION_TYPE_HOST_NUMA
-        | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Ok(None),
-        _ => Err(INVALID),
-    }
-}
-
+/// The device whose memory properties ask for; `None` for the host.
 fn check_properties(properties: &CUmemAllocationProp) -> Result<Option<u32>, CUresult> {
     if properties.type_ != CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(INVALID);
     }
+    let location = properties.location;
+    let device = match location.type_ {
+        CU_MEM_LOCATION_TYPE_DEVICE => Some(process().physical(location.id())?),
+        // Not to be shared.
+        CU_MEM_LOCATION_TYPE_HOST if properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE => {
+            return Err(INVALID);
+        }
+        CU_MEM_LOCATION_TYPE_HOST => None,
+        // The simulated host has one node.
+        CU_MEM_LOCATION_TYPE_HOST_NUMA if location.u == 0 => None,
+        _ => return Err(INVALID),
+    };
     let known = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
     if properties.requestedHandleTypes.0 & !known != 0 {
         return Err(CUresult::ERROR_NOT_SUPPORTED);
     }
-    device_of(properties.location)
+    Ok(device)
+}
+
+/// Who is meant by a location that accesses memory: a physical device index, or [`HOST`].
+fn accessor(location: CUmemLocation) -> Result<u32, CUresult> {
+    match location.type_ {
+        CU_MEM_LOCATION_TYPE_DEVICE => process().physical(location.id()),
+        CU_MEM_LOCATION_TYPE_HOST
+        | CU_MEM_LOCATION_TYPE_HOST_NUMA
+        | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Ok(HOST),
+        _ => Err(INVALID),
+    }
 }
 
 pub(crate) fn cuMemGetAllocationGranularity(
     c: &Caller,
     granularity_: *mut usize,
     prop: *const CUmemAllocationProp,
-    _option: CUmemAllocationGranularity_flags,
+    option: CUmemAllocationGranularity_flags,
 ) -> R {
+    if option.0 > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED.0 {
+        return Err(INVALID);
+    }
     check_properties(&c.get(prop)?)?;
     c.put(granularity_, granularity() as usize)
 }
@@ -59,7 +80,9 @@ pub(crate) fn cuMemAddressReserve(
 ) -> R {
     let (size, unit) = (size as u64, granularity());
     let align = (alignment as u64).max(unit);
-    if ptr.is_null() || flags != 0 || size == 0 || !size.is_multiple_of(unit) || !align.is_power_of_two() {
+    let in_pages = size.is_multiple_of(PAGE) && addr.0.is_multiple_of(PAGE);
+    let aligned = alignment == 0 || alignment.is_power_of_two();
+    if ptr.is_null() || flags != 0 || size == 0 || !in_pages || !aligned {
         return Err(INVALID);
     }
     let address = process()
@@ -90,8 +113,10 @@ pub(crate) fn cuMemCreate(
     prop: *const CUmemAllocationProp,
     flags: u64,
 ) -> R {
-    let properties = c.get(prop)?;
+    let mut properties = c.get(prop)?;
     let device = check_properties(&properties)?;
+    // Simulated devices do not compress: who asks gets plain memory, and the properties say so.
+    properties.allocFlags[0] &= 0xff00;
     let bytes = size as u64;
     if handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(granularity()) {
         return Err(INVALID);
@@ -109,12 +134,12 @@ pub(crate) fn cuMemCreate(
     c.put(handle, add_handle(phys))
 }
 
+/// Gives memory its handle, or the same handle again after it was released.
 fn add_handle(phys: Arc<Phys>) -> CUmemGenericAllocationHandle {
-    let handle = fresh();
+    let handle = *phys.handle.get_or_init(fresh);
     process().mem_handles.insert(
         handle,
         Arc::new(MemHandle {
-            handle,
             phys,
             references: Mutex::new(1),
         }),
@@ -204,11 +229,11 @@ pub(crate) fn cuMemSetAccess(
     }
     let mut wanted = Vec::new();
     for description in &descriptions {
-        let flags = description.flags.0;
-        if !matches!(flags, 0 | READ | READ_WRITE) {
+        if !matches!(description.flags.0, 0 | READ | READ_WRITE) {
             return Err(INVALID);
         }
-        wanted.push((device_of(description.location)?, flags));
+        let who = accessor(description.location)?;
+        wanted.push((who, description.location.type_, description.flags.0));
     }
     let mut tables = process().memory.write();
     let by_program = tables
@@ -218,17 +243,23 @@ pub(crate) fn cuMemSetAccess(
         .whole_mappings(ptr.0, size as u64)
         .filter(|_| by_program)
         .ok_or(INVALID)?;
-    for start in starts {
-        for (device, flags) in &wanted {
-            // The processor reaches the host's memory, and no device's.
-            let on_device = tables
-                .mappings
-                .get(&start)
-                .is_some_and(|mapping| mapping.phys.device.is_some());
-            if device.is_none() && on_device && *flags != 0 {
+    // All or nothing: the processor reaches the host's memory and no device's, and a node's access is for a node's memory.
+    for start in &starts {
+        let Some(mapping) = tables.mappings.get(start) else {
+            return Err(INVALID);
+        };
+        let made_on = mapping.phys.properties.location.type_;
+        for (who, kind, flags) in &wanted {
+            let node = *kind == CU_MEM_LOCATION_TYPE_HOST_NUMA && made_on != *kind;
+            let device = *who == HOST && mapping.phys.device.is_some();
+            if (node || device) && *flags != 0 {
                 return Err(INVALID);
             }
-            tables.set_access(start, device.unwrap_or(HOST), *flags)?;
+        }
+    }
+    for start in starts {
+        for (who, _, flags) in &wanted {
+            tables.set_access(start, *who, *flags)?;
         }
     }
     Ok(())
@@ -240,10 +271,10 @@ pub(crate) fn cuMemGetAccess(
     location: *const CUmemLocation,
     ptr: CUdeviceptr,
 ) -> R {
-    let device = device_of(c.get(location)?)?;
+    let who = accessor(c.get(location)?)?;
     let tables = process().memory.read();
     let (_, mapping) = tables.mapping_at(ptr.0).ok_or(INVALID)?;
-    c.put(flags, u64::from(mapping.access_of(device.unwrap_or(HOST))))
+    c.put(flags, u64::from(mapping.access_of(who)))
 }
 
 pub(crate) fn cuMemRetainAllocationHandle(
@@ -264,13 +295,14 @@ pub(crate) fn cuMemRetainAllocationHandle(
     if handle.is_null() {
         return Err(INVALID);
     }
-    for known in process.mem_handles.all() {
-        if Arc::ptr_eq(&known.phys, &phys) {
-            let mut references = lock(&known.references);
-            if *references > 0 {
-                *references += 1;
-                return c.put(handle, CUmemGenericAllocationHandle(known.handle as u64));
-            }
+    let known = phys.handle.get().copied();
+    if let Some(value) = known
+        && let Some(known) = process.mem_handles.get(value)
+    {
+        let mut references = lock(&known.references);
+        if *references > 0 {
+            *references += 1;
+            return c.put(handle, CUmemGenericAllocationHandle(value as u64));
         }
     }
     c.put(handle, add_handle(phys))
@@ -292,7 +324,7 @@ pub(crate) fn cuMemExportToShareableHandle(
     flags: u64,
 ) -> R {
     let found = find(handle)?;
-    if flags != 0 || handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+    if flags != 0 || shareableHandle.is_null() || handleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
         return Err(INVALID);
     }
     let fd = found.phys.exported_fd().ok_or(INVALID)?;
@@ -317,13 +349,18 @@ pub(crate) fn cuMemImportFromShareableHandle(
     // A descriptor is passed in the pointer's place.
     let fd = i32::try_from(osHandle as usize).map_err(|_| INVALID)?;
     let object = process.machine.import_object(fd).map_err(|_| INVALID)?;
-    let ordinal = process
-        .ordinal(object.device)
-        .ok_or(CUresult::ERROR_INVALID_DEVICE)?;
+    let location = match object.device {
+        HOST_DEVICE => CUmemLocation {
+            type_: CU_MEM_LOCATION_TYPE_HOST_NUMA,
+            u: 0,
+        },
+        device => CUmemLocation::device(process.ordinal(device).ok_or(CUresult::ERROR_NOT_SUPPORTED)?),
+    };
     let properties = CUmemAllocationProp {
         type_: CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-        location: CUmemLocation::device(ordinal),
+        location,
+        allocFlags: flags_from(object.flags),
         ..CUmemAllocationProp::default()
     };
     c.put(
@@ -332,29 +369,51 @@ pub(crate) fn cuMemImportFromShareableHandle(
     )
 }
 
+/// A dma-buf of a range. What stands for one is a descriptor of the same pages whose position is where the range begins: the holder sees what
+/// the device sees, and keeps no memory charged.
 pub(crate) fn cuMemGetHandleForAddressRange(
     c: &Caller,
     handle: *mut c_void,
     dptr: CUdeviceptr,
     size: usize,
     handleType: CUmemRangeHandleType,
-    _flags: u64,
+    flags: u64,
 ) -> R {
-    if handleType != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || size == 0 {
+    let (start, size) = (dptr.0, size as u64);
+    let in_pages = start.is_multiple_of(PAGE) && size.is_multiple_of(PAGE);
+    if handleType != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+        || handle.is_null()
+        || size == 0
+        || !in_pages
+        || flags & !MAPPED_BY_PCIE != 0
+    {
         return Err(INVALID);
+    }
+    if flags != 0 {
+        return Err(CUresult::ERROR_NOT_SUPPORTED);
     }
     let fd = {
         let tables = process().memory.read();
-        let (base, mapping) = tables.mapping_at(dptr.0).ok_or(INVALID)?;
-        if dptr.0 + size as u64 > base + mapping.size {
+        let (base, first) = tables.mapping_at(start).ok_or(INVALID)?;
+        let device = first.phys.device.ok_or(INVALID)?;
+        if let Some((base, allocation)) = tables.allocation_at(start)
+            && start + size > (base + allocation.size).next_multiple_of(PAGE)
+        {
             return Err(INVALID);
         }
-        // Not a dma-buf, but a descriptor of the same pages: what the holder can rely on is that it is one.
-        // SAFETY: the descriptor is open while the mapping exists.
-        unsafe { libc::fcntl(mapping.phys.pages().0, libc::F_DUPFD_CLOEXEC, 0) }
+        // Every part must be mapped, on the same device, and of the same kind.
+        let mut at = start;
+        while at < start + size {
+            let (base, mapping) = tables.mapping_at(at).ok_or(INVALID)?;
+            let alike = mapping.phys.device == Some(device)
+                && mapping.phys.properties.allocFlags == first.phys.properties.allocFlags;
+            if !alike {
+                return Err(INVALID);
+            }
+            at = base + mapping.size;
+        }
+        first.phys.buffer_fd(first.offset + start - base)
     };
-    if fd < 0 {
-        return Err(CUresult::ERROR_OPERATING_SYSTEM);
-    }
+    let fd = fd.map_err(|_| CUresult::ERROR_OPERATING_SYSTEM)?;
     c.put(handle.cast::<i32>(), fd)
 }

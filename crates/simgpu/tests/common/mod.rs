@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use ebb_abi::*;
+use ebb_simdev::Machine;
 use libloading::Library;
 
 pub const MIB: usize = 1 << 20;
@@ -368,4 +369,34 @@ pub fn c_bytes(bytes: &[c_char]) -> String {
         .take_while(|byte| **byte != 0)
         .map(|byte| *byte as u8 as char)
         .collect()
+}
+
+/// The machine as a bystander sees it.
+pub fn machine(dir: &std::path::Path) -> Machine {
+    let dir = dir.to_str().unwrap().to_owned();
+    let config =
+        ebb_simdev::Config::from_lookup(|name| (name == "EBB_SIM_DIR").then(|| dir.clone())).unwrap();
+    Machine::open(config).unwrap()
+}
+
+/// The bytes of a handle as text, for a pipe.
+pub fn hex(bytes: &[c_char]) -> String {
+    bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect()
+}
+
+/// The reverse.
+pub fn unhex(text: &str) -> [c_char; 64] {
+    std::array::from_fn(|index| u8::from_str_radix(&text[index * 2..index * 2 + 2], 16).unwrap() as c_char)
+}
+
+/// A descriptor of another process, as a socket would carry it.
+pub fn fetch_fd(pid: u32, remote: i32) -> i32 {
+    // SAFETY: system calls on plain numbers; their results are checked.
+    unsafe {
+        let pidfd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        let fd = libc::syscall(libc::SYS_pidfd_getfd, pidfd, remote, 0);
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        libc::close(pidfd as i32);
+        fd as i32
+    }
 }

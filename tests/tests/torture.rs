@@ -1,5 +1,5 @@
 //! Ten processes that allocate, free, launch, copy, idle, fork and die at random on a card that holds a third of what they
-//! want. `EBB_SEED` repeats a run, `EBB_TORTURE_SECONDS` (20) makes it longer.
+//! want. `EBB_SEED` repeats a run, `EBB_TORTURE_SECONDS` (60) makes it longer.
 
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ fn ten_programs_on_a_third_of_the_memory_they_want() {
     let seconds = std::env::var("EBB_TORTURE_SECONDS")
         .ok()
         .and_then(|t| t.parse().ok())
-        .unwrap_or(20);
+        .unwrap_or(60);
     let seed = seed();
     let mut rng = Pcg64Mcg::new(u128::from(seed) | 1);
     let stage = Stage::new(Options {

@@ -24,4 +24,4 @@ digest = hashlib.sha256()
 for a in arrays:
     digest.update(cp.asnumpy(a[:: 1 << 6]).data)
 total = [int(a.sum(dtype=cp.int64)) for a in arrays]
-print(json.dumps({"seconds": round(time.monotonic() - began, 2), "sums": total, "sha256": digest.hexdigest()}), flush=True)
+print(json.dumps({"gib": len(arrays), "seconds": round(time.monotonic() - began, 2), "sums": total, "sha256": digest.hexdigest()}), flush=True)

@@ -60,8 +60,6 @@ pub enum MemInfo {
 /// Memory that passes the pool by: counted and named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ExternalKind {
-    /// `cuMemCreate` of the program.
-    Vmm,
     /// Stream-ordered pools.
     AsyncPool,
     /// Managed memory.
@@ -99,7 +97,6 @@ impl ExternalKind {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Vmm => "program's own virtual memory",
             Self::AsyncPool => "stream-ordered pool",
             Self::Managed => "managed memory",
             Self::Array => "array",
@@ -114,7 +111,7 @@ impl ExternalKind {
 
     const fn counted(self) -> Counted {
         match self {
-            Self::Vmm | Self::AsyncPool | Self::Array | Self::Graph | Self::Other => Counted::Lease,
+            Self::AsyncPool | Self::Array | Self::Graph | Self::Other => Counted::Lease,
             Self::Managed => Counted::Charged,
             Self::Module | Self::Context => Counted::Overhead,
             Self::Ipc | Self::PinnedHost => Counted::Named,
@@ -282,10 +279,8 @@ impl Engine {
         let Some(device) = core.device(device) else {
             return;
         };
-        if core.vmm.held_on(device.index).1 > 0 && core.gate.enter().is_ok() {
-            // What the program made by handles does not go with its contexts: it comes back while it can be copied.
-            core.gate.leave();
-        }
+        // What the program made by handles does not go with its contexts: it comes back while it can be copied.
+        self.vmm_bring_back(device.index);
         {
             let mut state = device.lock();
             state.stop = true;

@@ -36,6 +36,8 @@ pub enum PinReason {
     Retained,
     /// A library or a network card has it registered.
     Registered,
+    /// It is mapped in a way in which it could not be mapped again.
+    Unrepeatable,
 }
 
 impl PinReason {
@@ -51,6 +53,7 @@ impl PinReason {
             Self::Multicast => "multicast",
             Self::Retained => "retained handle",
             Self::Registered => "registered",
+            Self::Unrepeatable => "mapped in parts or into an array",
         }
     }
 }
@@ -79,7 +82,6 @@ pub(crate) enum Held {
     /// A span of the pool, by its first address.
     Span(u64),
     /// A handle of the program's own virtual memory, by its number.
-    #[allow(dead_code, reason = "the program's own virtual memory")]
     Handle(u64),
 }
 

@@ -81,6 +81,17 @@ pub(crate) fn run<T>(code: impl FnOnce() -> T) -> Option<T> {
     result
 }
 
+/// Makes a real call with the thread safe from being cancelled: for hooks that hold something across it. None of the calls
+/// that they make waits for anything that a cancelling thread would be needed for.
+pub(crate) fn uncancelled<T>(call: impl FnOnce() -> T) -> T {
+    let before = set_cancel_state(PTHREAD_CANCEL_DISABLE);
+    let result = call();
+    if before != PTHREAD_CANCEL_DISABLE {
+        set_cancel_state(before);
+    }
+    result
+}
+
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
 unsafe extern "C" {

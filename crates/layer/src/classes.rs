@@ -43,7 +43,7 @@ macro_rules! for_each_class {
                 cuLaunchKernel_ptsz cuLogicalEndpointBindAddr cuMemAdvise cuMemAdvise_v2
                 cuMemBatchDecompressAsync cuMemBatchDecompressAsync_ptsz cuMemDiscardAndPrefetchBatchAsync
                 cuMemDiscardAndPrefetchBatchAsync_ptsz cuMemDiscardBatchAsync cuMemDiscardBatchAsync_ptsz
-                cuMemMapArrayAsync cuMemMapArrayAsync_ptsz cuMemPrefetchAsync cuMemPrefetchAsync_ptsz
+                cuMemPrefetchAsync cuMemPrefetchAsync_ptsz
                 cuMemPrefetchAsync_v2 cuMemPrefetchAsync_v2_ptsz cuMemPrefetchBatchAsync
                 cuMemPrefetchBatchAsync_ptsz cuMemcpy cuMemcpy2D cuMemcpy2DAsync cuMemcpy2DAsync_v2
                 cuMemcpy2DAsync_v2_ptsz cuMemcpy2DUnaligned cuMemcpy2DUnaligned_v2
@@ -84,6 +84,10 @@ macro_rules! for_each_class {
                 cuTexRefSetAddress2D cuTexRefSetAddress2D_v2 cuTexRefSetAddress2D_v3 cuTexRefSetAddress_v2
                 cuWaitExternalSemaphoresAsync cuWaitExternalSemaphoresAsync_ptsz
             }
+            // As above, and the program's handles are to be translated.
+            touch own {
+                cuMemMapArrayAsync cuMemMapArrayAsync_ptsz
+            }
             // Takes device or pinned memory.
             allocate own {
                 cuArray3DCreate cuArray3DCreate_v2 cuArrayCreate cuArrayCreate_v2 cuGraphAddMemAllocNode
@@ -101,17 +105,18 @@ macro_rules! for_each_class {
             }
             // Gives memory back.
             free own {
-                cuArrayDestroy cuGraphDestroy cuMemFree cuMemFreeAsync cuMemFreeAsync_ptsz cuMemFreeHost
+                cuArrayDestroy cuGraphDestroy cuMemAddressFree cuMemFree cuMemFreeAsync cuMemFreeAsync_ptsz cuMemFreeHost
                 cuMemFree_v2 cuMemHostUnregister cuMemRelease cuMemUnmap cuMipmappedArrayDestroy
             }
             // Gives back what is counted elsewhere, or is no memory of a card.
             free pass {
-                cuDeviceGraphMemTrim cuGraphAddMemFreeNode cuLinkDestroy cuMemAddressFree cuMemPoolDestroy
+                cuDeviceGraphMemTrim cuGraphAddMemFreeNode cuLinkDestroy cuMemPoolDestroy
                 cuMemPoolTrimTo
             }
             // The answer is the task's own world.
             query own {
-                cuDeviceTotalMem cuDeviceTotalMem_v2 cuMemGetAddressRange cuMemGetAddressRange_v2
+                cuDeviceTotalMem cuDeviceTotalMem_v2 cuMemGetAccess cuMemGetAddressRange cuMemGetAddressRange_v2
+                cuMemGetAllocationPropertiesFromHandle
                 cuMemGetInfo cuMemGetInfo_v2 cuPointerGetAttribute cuPointerGetAttributes
             }
             // The driver's answer is right as it is. Waiting and asking never bring memory back.
@@ -147,8 +152,8 @@ macro_rules! for_each_class {
                 cuKernelGetLibrary cuKernelGetName cuKernelGetParamCount cuKernelGetParamInfo
                 cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel cuLibraryGetKernelCount
                 cuLibraryGetManaged cuLibraryGetModule cuLibraryGetUnifiedFunction cuLogsCurrent
-                cuLogsDumpToFile cuLogsDumpToMemory cuMemGetAccess cuMemGetAllocationGranularity
-                cuMemGetAllocationPropertiesFromHandle cuMemGetDefaultMemPool cuMemGetLocationInfo
+                cuLogsDumpToFile cuLogsDumpToMemory cuMemGetAllocationGranularity
+                cuMemGetDefaultMemPool cuMemGetLocationInfo
                 cuMemGetMemPool cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
                 cuMemPoolGetAccess cuMemPoolGetAttribute cuMemRangeGetAttribute cuMemRangeGetAttributes
                 cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
@@ -173,6 +178,8 @@ macro_rules! for_each_class {
             }
             // Lets somebody else hold memory, or shows what an allocation is made of.
             share own {
+                cuLogicalEndpointBindMem cuMemExportToShareableHandle cuMemSetAccess cuMulticastBindMem
+                cuMulticastBindMem_v2
                 cuCtxEnablePeerAccess cuIpcGetMemHandle cuMemGetHandleForAddressRange
                 cuMemRetainAllocationHandle cuMulticastBindAddr cuMulticastBindAddr_v2
                 cuPointerSetAttribute
@@ -187,13 +194,13 @@ macro_rules! for_each_class {
                 cuGraphicsSubResourceGetMappedArray cuGraphicsUnregisterResource cuImportExternalMemory
                 cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcOpenEventHandle
                 cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuLogicalEndpointAddDevice
-                cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
+                cuLogicalEndpointCreate cuLogicalEndpointDestroy
                 cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease
                 cuLogicalEndpointIdReserve cuLogicalEndpointImport cuLogicalEndpointQuery
-                cuLogicalEndpointUnbind cuMemExportToShareableHandle cuMemImportFromShareableHandle
+                cuLogicalEndpointUnbind cuMemImportFromShareableHandle
                 cuMemPoolExportPointer cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle
-                cuMemPoolImportPointer cuMemPoolSetAccess cuMulticastAddDevice cuMulticastBindMem
-                cuMulticastBindMem_v2 cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
+                cuMemPoolImportPointer cuMemPoolSetAccess cuMulticastAddDevice
+                cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
             }
             // Starts or ends a capture.
             capture own {
@@ -258,7 +265,7 @@ macro_rules! for_each_class {
                 cuKernelSetCacheConfig cuLaunchHostFunc cuLaunchHostFunc_ptsz cuLaunchHostFunc_v2
                 cuLaunchHostFunc_v2_ptsz cuLinkAddData cuLinkAddData_v2 cuLinkAddFile cuLinkAddFile_v2
                 cuLinkComplete cuLogsRegisterCallback cuLogsUnregisterCallback cuMemPoolSetAttribute
-                cuMemSetAccess cuMemSetMemPool cuParamSetSize cuParamSetTexRef cuParamSetf cuParamSeti
+                cuMemSetMemPool cuParamSetSize cuParamSetTexRef cuParamSetf cuParamSeti
                 cuParamSetv cuStreamAddCallback cuStreamAddCallback_ptsz cuStreamCopyAttributes
                 cuStreamCopyAttributes_ptsz cuStreamSetAttribute cuStreamSetAttribute_ptsz
                 cuStreamWaitEvent cuStreamWaitEvent_ptsz cuSurfObjectCreate cuSurfObjectDestroy

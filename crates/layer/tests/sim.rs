@@ -341,6 +341,67 @@ fn what_is_freed_or_allocated_while_evicted() {
 }
 
 #[test]
+fn memory_by_handles_is_like_the_drivers() {
+    let output = same("vmm");
+    // vllm PR#29569: a network card could not reach memory that was made without being asked for it.
+    assert!(
+        output.contains(
+            r"properties (1, 1, 1, 0, b'\x00\x01\x00\x00\x00\x00\x00\x00') (1, 1, 1, 0, b'\x00\x00"
+        ),
+        "bug 94: {output}"
+    );
+    assert!(output.contains("one memory 0"), "{output}");
+}
+
+/// fzyzcjy/torch_memory_saver#24: what a program maps by itself used to be out of reach of a release.
+#[test]
+fn bug_077_expandable_segments_leave_and_come_back() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "segments", true);
+    let daemon = under(&bench, &mut command, Bytes(u64::MAX));
+    let mut program = Told::start(&mut command);
+    assert_eq!(program.say("check"), "wrong 0");
+    for round in 0..3 {
+        let copied = daemon.evict();
+        assert!(copied >= 56 << 20, "round {round}: {copied} bytes went out");
+        assert_eq!(program.say("check"), "wrong 0");
+        assert!(daemon.restored() >= 56 << 20);
+        daemon.evict();
+        assert_eq!(
+            program.say("look"),
+            "rights [3, 3, 3, 3, 1] True (1, 1, 1, 0) True 0"
+        );
+        assert_eq!(program.say("check"), "wrong 0");
+        daemon.restored();
+        daemon.evict();
+        assert_eq!(program.say("shrink"), "shrink 1");
+        assert!(!daemon.has_restored(), "a trim needs nothing back");
+        assert_eq!(program.say("grow"), "grow 0");
+        daemon.restored();
+        assert_eq!(program.say("check"), "wrong 0");
+    }
+    assert_eq!(program.say("report"), "pinned 0 10");
+    assert_eq!(program.say("export"), "export True");
+    assert_eq!(program.say("report"), format!("pinned {} 10", 2 << 20));
+    daemon.evict();
+    assert_eq!(program.say("check"), "wrong 0");
+    program.finish();
+}
+
+#[test]
+fn segments_that_cannot_grow_hear_the_drivers_code() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "segments", true);
+    let _daemon = under(&bench, &mut command, Bytes::mib(96));
+    let mut program = Told::start(&mut command);
+    for _ in 0..2 {
+        assert_eq!(program.say("fill up"), "full -2 True");
+        assert_eq!(program.say("check"), "wrong 0");
+    }
+    program.finish();
+}
+
+#[test]
 fn a_program_without_a_daemon_goes_on_alone() {
     let bench = Bench::new();
     let mut program = Told::start(&mut script(&bench, "idle", true));

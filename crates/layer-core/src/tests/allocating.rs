@@ -404,7 +404,7 @@ fn memory_that_passes_us_by_is_counted_named_and_limited() {
     });
     let rig = Rig::new(Some(&daemon), 256 * G);
     let reserve = |kind, n| rig.engine.external_reserve(rig.device, kind, Bytes(n * G));
-    reserve(ExternalKind::Vmm, 40).unwrap();
+    reserve(ExternalKind::Other, 40).unwrap();
     reserve(ExternalKind::Managed, 20).unwrap();
     reserve(ExternalKind::Ipc, 500).unwrap();
     reserve(ExternalKind::Module, 5).unwrap();
@@ -427,7 +427,7 @@ fn memory_that_passes_us_by_is_counted_named_and_limited() {
     let report = rig.engine.report_json();
     assert!(
         report.contains(&format!(
-            "{{\"reason\":\"program's own virtual memory\",\"bytes\":{}}}",
+            "{{\"reason\":\"other\",\"bytes\":{}}}",
             40 * G
         )),
         "{report}"
@@ -437,7 +437,7 @@ fn memory_that_passes_us_by_is_counted_named_and_limited() {
             if pinned.get() == 40 * G && overhead.get() == 5 * G)
     });
     rig.engine
-        .external_release(rig.device, ExternalKind::Vmm, Bytes::MAX);
+        .external_release(rig.device, ExternalKind::Other, Bytes::MAX);
     rig.engine
         .external_release(rig.device, ExternalKind::Managed, Bytes(20 * G));
     rig.engine

@@ -117,7 +117,7 @@ fn run(ops: Vec<Op>) {
                 rig.fake.fail_kth(k, error);
             }
             Op::External(bytes) => {
-                let kind = crate::ExternalKind::Vmm;
+                let kind = crate::ExternalKind::Other;
                 if external == 0 {
                     if rig
                         .engine
@@ -145,7 +145,7 @@ fn run(ops: Vec<Op>) {
         rig.engine.free(ptr).unwrap();
     }
     rig.engine
-        .external_release(rig.device, crate::ExternalKind::Vmm, ebb_units::Bytes(external));
+        .external_release(rig.device, crate::ExternalKind::Other, ebb_units::Bytes(external));
     rig.assert_gone_after_detach();
 }
 

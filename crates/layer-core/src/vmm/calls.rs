@@ -154,7 +154,7 @@ impl Engine {
         }
         if !self.core.vmm.with(|table| table.granted(at, size, grants)) {
             // A mapping whose parts differ could not be put back: its memory stays where it is.
-            self.vmm_pin_range(at, size, PinReason::Registered);
+            self.vmm_pin_range(at, size, PinReason::Unrepeatable);
         }
     }
 
@@ -171,6 +171,16 @@ impl Engine {
     #[must_use]
     pub fn vmm_release(&self, handle: u64) -> bool {
         self.less(|core| core.vmm.with(|table| table.release(handle)))
+    }
+
+    /// Brings back what is away on a device, if there is anything; outside the gate.
+    pub fn vmm_bring_back(&self, device: usize) {
+        if self.core.is_child() || self.core.vmm.held_on(device).1 == 0 {
+            return;
+        }
+        if self.core.gate.enter().is_ok() {
+            self.core.gate.leave();
+        }
     }
 
     /// The program takes a reference by an address that is mapped: its handle.

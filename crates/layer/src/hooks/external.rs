@@ -1,10 +1,10 @@
 //! Memory that passes the pool by: counted against the limit before the driver is asked, named in the report, and given
 //! back when the program frees it. It is not moved.
 //!
-//! Where a size is not in the call (arrays) it is computed; where memory lives longer than its handle (`cuMemCreate`) mappings are counted.
+//! Where a size is not in the call (arrays) it is computed.
 
 use core::ffi::c_void;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,7 +19,6 @@ use crate::symbols::real;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Id {
     Pointer(u64),
-    Handle(u64),
     Array(usize),
     Mipmapped(usize),
     Graph(usize),
@@ -37,10 +36,6 @@ struct Piece {
 #[derive(Debug, Default)]
 struct Book {
     pieces: HashMap<Id, Piece>,
-    /// Of memory that the program made by handles: how many holds there are on each, the handle itself and mappings.
-    holds: HashMap<u64, u32>,
-    /// Where such memory is mapped: start to size and handle.
-    mappings: BTreeMap<u64, (u64, u64)>,
 }
 
 static BOOK: Mutex<Option<Book>> = Mutex::new(None);
@@ -64,42 +59,8 @@ impl Book {
             },
             _ => self.pieces.insert(id, piece),
         };
-        if let Id::Handle(handle) = id {
-            self.holds.insert(handle, 1);
-        }
         // An address that is given out anew: its end was not seen.
         old.into_iter().collect()
-    }
-
-    fn unhold(&mut self, handle: u64) -> Option<Piece> {
-        let holds = self.holds.get_mut(&handle)?;
-        *holds = holds.saturating_sub(1);
-        if *holds > 0 {
-            return None;
-        }
-        self.holds.remove(&handle);
-        self.pieces.remove(&Id::Handle(handle))
-    }
-
-    fn map(&mut self, at: u64, size: u64, handle: u64) {
-        if let Some(holds) = self.holds.get_mut(&handle) {
-            *holds += 1;
-            self.mappings.insert(at, (size, handle));
-        }
-    }
-
-    fn unmap(&mut self, from: u64, size: u64) -> Vec<Piece> {
-        let gone: Vec<(u64, u64)> = self
-            .mappings
-            .range(from..from.saturating_add(size))
-            .map(|(&at, &(_, handle))| (at, handle))
-            .collect();
-        gone.into_iter()
-            .filter_map(|(at, handle)| {
-                self.mappings.remove(&at);
-                self.unhold(handle)
-            })
-            .collect()
     }
 }
 
@@ -211,17 +172,6 @@ counted! {
     }
     cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) {
         AsyncPool, Some(bytesize as u64), here, Id::Pointer(written!(dptr).0)
-    }
-    cuMemCreate(handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp, flags: u64) {
-        Vmm,
-        Some(size as u64),
-        |running| {
-            // SAFETY: the program's properties, or null, which the driver will refuse.
-            let location = unsafe { prop.as_ref() }?.location;
-            let on_device = location.type_ == CU_MEM_LOCATION_TYPE_DEVICE;
-            if on_device { running.attach(CUdevice(location.u.cast_signed()), None) } else { None }
-        },
-        Id::Handle(written!(handle).0)
     }
     cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const CUDA_ARRAY_DESCRIPTOR_v1) {
         Array,
@@ -360,62 +310,6 @@ freed! {
     cuGraphDestroy(hGraph: CUgraph) { Id::Graph(hGraph.0) }
 }
 
-fn tell(what: impl FnOnce(&Running)) {
-    if COUNT.load(Ordering::Acquire) != 0 && bridge::is_running() {
-        with(|running| {
-            what(running);
-            Some(())
-        });
-    }
-}
-
-/// # Safety
-/// As the driver's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
-    // SAFETY: the program's own call.
-    let result = unsafe { real::cuMemRelease(handle) };
-    if result.is_success() {
-        tell(|running| change(running, |book| book.unhold(handle.0).into_iter().collect()));
-    }
-    result
-}
-
-/// # Safety
-/// As the driver's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn cuMemMap(
-    ptr: CUdeviceptr,
-    size: usize,
-    offset: usize,
-    handle: CUmemGenericAllocationHandle,
-    flags: u64,
-) -> CUresult {
-    // SAFETY: the program's own call.
-    let result = unsafe { real::cuMemMap(ptr, size, offset, handle, flags) };
-    if result.is_success() {
-        tell(|running| {
-            change(running, |book| {
-                book.map(ptr.0, size as u64, handle.0);
-                Vec::new()
-            });
-        });
-    }
-    result
-}
-
-/// # Safety
-/// As the driver's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> CUresult {
-    // SAFETY: the program's own call.
-    let result = unsafe { real::cuMemUnmap(ptr, size) };
-    if result.is_success() {
-        tell(|running| change(running, |book| book.unmap(ptr.0, size as u64)));
-    }
-    result
-}
-
 fn described(d: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> u64 {
     if d.Flags & CUDA_ARRAY3D_SPARSE != 0 {
         return 0;
@@ -457,7 +351,7 @@ mod tests {
     fn piece(bytes: u64) -> Piece {
         Piece {
             device: 0,
-            kind: ExternalKind::Vmm,
+            kind: ExternalKind::Array,
             bytes,
         }
     }
@@ -471,26 +365,6 @@ mod tests {
             64 + 8 + 1
         );
         assert_eq!(array_bytes([u64::MAX, 9, 9], CU_AD_FORMAT_FLOAT, 4, 63), u64::MAX);
-    }
-
-    #[test]
-    fn memory_lives_until_its_last_mapping() {
-        let mut book = Book::default();
-        assert!(book.add(Id::Handle(7), piece(100)).is_empty());
-        book.map(1000, 50, 7);
-        book.map(2000, 50, 7);
-        assert_eq!(book.unhold(7), None);
-        assert!(book.unmap(1000, 50).is_empty());
-        assert_eq!(book.unmap(1900, 500), [piece(100)]);
-        assert!(book.pieces.is_empty() && book.holds.is_empty() && book.mappings.is_empty());
-    }
-
-    #[test]
-    fn imported_memory_is_not_ours_to_count() {
-        let mut book = Book::default();
-        book.map(1000, 50, 9);
-        assert!(book.unmap(1000, 50).is_empty());
-        assert_eq!(book.unhold(9), None);
     }
 
     #[test]

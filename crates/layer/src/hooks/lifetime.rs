@@ -245,6 +245,8 @@ macro_rules! primary {
         /// As the driver's function.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name(dev: CUdevice) -> CUresult {
+            // What the program made by handles outlives the context, and can be copied only while there is one.
+            with(|running| { running.engine.vmm_bring_back(running.index_of(dev)?); Some(()) });
             // SAFETY: the program's own call.
             let result = unsafe { real::$name(dev) };
             if result.is_success() {

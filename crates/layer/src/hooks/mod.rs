@@ -11,6 +11,7 @@ pub(crate) mod nvml;
 pub(crate) mod query;
 pub(crate) mod share;
 pub(crate) mod touch;
+pub(crate) mod vmm;
 
 pub(crate) use capture::*;
 pub(crate) use external::*;
@@ -18,6 +19,7 @@ pub(crate) use lifetime::*;
 pub(crate) use memory::*;
 pub(crate) use query::*;
 pub(crate) use share::*;
+pub(crate) use vmm::*;
 
 use crate::barrier;
 use crate::bridge::{self, Running};

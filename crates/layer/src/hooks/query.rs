@@ -7,7 +7,7 @@ use ebb_layer_core::Allocation;
 use ebb_units::Bytes;
 
 use crate::bridge::Running;
-use crate::hooks::with;
+use crate::hooks::{vmm, with};
 use crate::symbols::real;
 
 /// Replaces the driver's free and total by the task's own.
@@ -147,7 +147,9 @@ pub(crate) unsafe extern "C-unwind" fn cuMemGetAddressRange_v2(
             CUresult::SUCCESS
         }
         // SAFETY: the program's own call.
-        None => unsafe { real::cuMemGetAddressRange_v2(pbase, psize, ask_about(dptr)) },
+        None => vmm::about(dptr, 1, || unsafe {
+            real::cuMemGetAddressRange_v2(pbase, psize, ask_about(dptr))
+        }),
     }
 }
 
@@ -244,7 +246,26 @@ pub(crate) unsafe extern "C-unwind" fn cuPointerGetAttribute(
         return CUresult::SUCCESS;
     }
     // SAFETY: the program's own call.
-    unsafe { real::cuPointerGetAttribute(data, attribute, ask_about(ptr)) }
+    let result = vmm::about(ptr, 1, || unsafe {
+        real::cuPointerGetAttribute(data, attribute, ask_about(ptr))
+    });
+    if result.is_success() && !data.is_null() && is_number(attribute) {
+        with(|running| {
+            let number = vmm::buffer_id(running, ptr.0)?;
+            // SAFETY: the driver has just written it, in this width.
+            unsafe { write(data, Value::Long(number)) };
+            Some(())
+        });
+    }
+    result
+}
+
+/// Attributes that number the memory itself, which is another one whenever it has come back.
+fn is_number(attribute: CUpointer_attribute) -> bool {
+    matches!(
+        attribute,
+        CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID
+    )
 }
 
 /// # Safety
@@ -258,11 +279,25 @@ pub(crate) unsafe extern "C-unwind" fn cuPointerGetAttributes(
 ) -> CUresult {
     // The driver fills in what it knows of such memory; what is different about ours is written over that.
     // SAFETY: the program's own call.
-    let result = unsafe { real::cuPointerGetAttributes(numAttributes, attributes, data, ask_about(ptr)) };
+    let result = vmm::about(ptr, 1, || unsafe {
+        real::cuPointerGetAttributes(numAttributes, attributes, data, ask_about(ptr))
+    });
     let count = numAttributes as usize;
     if !result.is_success() || count == 0 {
         return result;
     }
+    with(|running| {
+        let number = vmm::buffer_id(running, ptr.0)?;
+        for index in 0..count {
+            // SAFETY: the driver has read and written this many entries of both arrays.
+            let (asked, place) = unsafe { (attributes.add(index).read(), data.add(index).read()) };
+            if is_number(asked) && !place.is_null() {
+                // SAFETY: the program's place for this attribute.
+                unsafe { write(place, Value::Long(number)) };
+            }
+        }
+        Some(())
+    });
     with(|running| {
         let allocation = running.lookup(ptr.0)?;
         for index in 0..count {

@@ -5,9 +5,10 @@ use core::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ebb_abi::*;
+use ebb_layer_core::PinReason;
 
 use crate::barrier;
-use crate::hooks::with;
+use crate::hooks::{vmm, with};
 use crate::symbols::real;
 
 /// Refuses a call about memory of ours; `None` if it is not ours.
@@ -51,6 +52,13 @@ pub(crate) unsafe extern "C-unwind" fn cuMemRetainAllocationHandle(
     handle: *mut CUmemGenericAllocationHandle,
     addr: *mut c_void,
 ) -> CUresult {
+    if !handle.is_null()
+        && let Some(ours) = vmm::retain(addr)
+    {
+        // SAFETY: not null, and the program's place for the answer.
+        unsafe { handle.write(ours) };
+        return CUresult::SUCCESS;
+    }
     // As on memory of `cuMemAlloc`, which has no handle.
     refuse(
         "cuMemRetainAllocationHandle",
@@ -80,7 +88,9 @@ pub(crate) unsafe extern "C-unwind" fn cuMemGetHandleForAddressRange(
     )
     .unwrap_or_else(|| {
         // SAFETY: the program's own call.
-        unsafe { real::cuMemGetHandleForAddressRange(handle, dptr, size, handleType, flags) }
+        vmm::shares(dptr, size, PinReason::DmaBuf, || unsafe {
+            real::cuMemGetHandleForAddressRange(handle, dptr, size, handleType, flags)
+        })
     })
 }
 
@@ -96,7 +106,9 @@ pub(crate) unsafe extern "C-unwind" fn cuMulticastBindAddr(
 ) -> CUresult {
     refuse("cuMulticastBindAddr", memptr.0, CUresult::ERROR_INVALID_VALUE).unwrap_or_else(|| {
         // SAFETY: the program's own call.
-        unsafe { real::cuMulticastBindAddr(mcHandle, mcOffset, memptr, size, flags) }
+        vmm::shares(memptr, size, PinReason::Multicast, || unsafe {
+            real::cuMulticastBindAddr(mcHandle, mcOffset, memptr, size, flags)
+        })
     })
 }
 
@@ -113,7 +125,9 @@ pub(crate) unsafe extern "C-unwind" fn cuMulticastBindAddr_v2(
 ) -> CUresult {
     refuse("cuMulticastBindAddr", memptr.0, CUresult::ERROR_INVALID_VALUE).unwrap_or_else(|| {
         // SAFETY: the program's own call.
-        unsafe { real::cuMulticastBindAddr_v2(mcHandle, dev, mcOffset, memptr, size, flags) }
+        vmm::shares(memptr, size, PinReason::Multicast, || unsafe {
+            real::cuMulticastBindAddr_v2(mcHandle, dev, mcOffset, memptr, size, flags)
+        })
     })
 }
 
@@ -127,7 +141,9 @@ pub(crate) unsafe extern "C-unwind" fn cuPointerSetAttribute(
 ) -> CUresult {
     refuse("cuPointerSetAttribute", ptr.0, CUresult::ERROR_NOT_SUPPORTED).unwrap_or_else(|| {
         // SAFETY: the program's own call.
-        unsafe { real::cuPointerSetAttribute(value, attribute, ptr) }
+        vmm::shares(ptr, 1, PinReason::SyncMemops, || unsafe {
+            real::cuPointerSetAttribute(value, attribute, ptr)
+        })
     })
 }
 

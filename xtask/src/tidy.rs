@@ -23,6 +23,7 @@ const UNSAFE: &[&str] = &[
     "ebb-simnvml",
     "ebb-demo-worker",
     "ebb-tests",
+    "ebb-conformance",
 ];
 
 /// A word, the folders in which it does not belong, and what to do instead.

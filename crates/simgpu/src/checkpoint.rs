@@ -17,6 +17,7 @@ use ebb_simdev::{Direction, Slot};
 use crate::R;
 use crate::caller::Caller;
 use crate::entry;
+use crate::memory::managed;
 use crate::memory::phys::Phys;
 use crate::process::{lock, process};
 use crate::stream::block_signals;
@@ -70,6 +71,7 @@ fn change(code: u32, argument: u64) -> R {
         }
         CHECKPOINT => {
             expect(CU_PROCESS_STATE_LOCKED)?;
+            refuse_what_cannot_move()?;
             move_out();
             CU_PROCESS_STATE_CHECKPOINTED
         }
@@ -110,6 +112,19 @@ fn lock_calls(timeout_ms: u64) -> R {
         }
     }
     Ok(())
+}
+
+/// What the driver (580) does not checkpoint: managed memory, and memory that two processes know by a legacy handle. The process stays locked.
+fn refuse_what_cannot_move() -> R {
+    let shared = |allocation: &crate::memory::Allocation| allocation.shared;
+    let blocked = managed::exists()
+        || crate::ipc::is_any_open()
+        || process().memory.read().allocations.values().any(shared);
+    if blocked {
+        Err(CUresult::ERROR_NOT_SUPPORTED)
+    } else {
+        Ok(())
+    }
 }
 
 /// All physical memory that the process holds, each once.

@@ -218,6 +218,7 @@ impl Context {
         process
             .functions
             .remove_where(|function| function.context == handle);
+        crate::ipc::free_context(handle);
         crate::memory::alloc::free_context(self);
         crate::memory::host::free_context(handle);
         process.contexts.remove(handle);

@@ -178,23 +178,27 @@ pub(crate) fn cuMemcpyDtoDAsync_v2(
 pub(crate) fn cuMemcpyPeer(
     c: &Caller,
     dstDevice: CUdeviceptr,
-    _dstContext: CUcontext,
+    dstContext: CUcontext,
     srcDevice: CUdeviceptr,
-    _srcContext: CUcontext,
+    srcContext: CUcontext,
     ByteCount: usize,
 ) -> R {
+    context::by_handle(dstContext)?;
+    context::by_handle(srcContext)?;
     peer(c, CUstream::NULL, dstDevice, srcDevice, ByteCount)
 }
 
 pub(crate) fn cuMemcpyPeerAsync(
     c: &Caller,
     dstDevice: CUdeviceptr,
-    _dstContext: CUcontext,
+    dstContext: CUcontext,
     srcDevice: CUdeviceptr,
-    _srcContext: CUcontext,
+    srcContext: CUcontext,
     ByteCount: usize,
     hStream: CUstream,
 ) -> R {
+    context::by_handle(dstContext)?;
+    context::by_handle(srcContext)?;
     peer(c, hStream, dstDevice, srcDevice, ByteCount)
 }
 

@@ -88,6 +88,7 @@ impl GraphMemory {
             kind: Kind::Graph,
             context: 0,
             buffer_id: fresh_buffer_id(),
+            shared: false,
         };
         tables.allocations.insert(self.address, allocation);
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ebb_abi::*;
@@ -14,8 +14,8 @@ use crate::context;
 use crate::event::Event;
 use crate::handles::fresh;
 use crate::memory::phys::{Phys, fresh_buffer_id};
-use crate::memory::{Allocation, BLOCK, Kind, Mapping, READ_WRITE, alloc};
-use crate::process::process;
+use crate::memory::{Allocation, Kind, READ_WRITE, alloc};
+use crate::process::{lock, process};
 
 const MEMORY_MAGIC: u64 = 0x4942_4245_4d45_4d31;
 const EVENT_MAGIC: u64 = 0x4942_4245_4556_4e31;
@@ -70,7 +70,7 @@ impl SharedPoint {
 }
 
 /// A handle's bytes as numbers.
-fn pack(words: [u64; 7]) -> [c_char; CU_IPC_HANDLE_SIZE] {
+fn pack(words: [u64; 8]) -> [c_char; CU_IPC_HANDLE_SIZE] {
     let mut bytes = [0; CU_IPC_HANDLE_SIZE];
     for (place, byte) in bytes
         .iter_mut()
@@ -81,17 +81,18 @@ fn pack(words: [u64; 7]) -> [c_char; CU_IPC_HANDLE_SIZE] {
     bytes
 }
 
-fn unpack(bytes: &[c_char; CU_IPC_HANDLE_SIZE]) -> [u64; 7] {
+fn unpack(bytes: &[c_char; CU_IPC_HANDLE_SIZE]) -> [u64; 8] {
     std::array::from_fn(|index| u64::from_le_bytes(std::array::from_fn(|byte| bytes[index * 8 + byte] as u8)))
 }
 
 pub(crate) fn cuIpcGetMemHandle(c: &Caller, pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> R {
     context::current()?;
-    let tables = process().memory.read();
-    let (base, _) = tables
+    let mut tables = process().memory.write();
+    let (base, allocation) = tables
         .allocation_at(dptr.0)
         .filter(|(_, allocation)| matches!(allocation.kind, Kind::Legacy { .. }))
         .ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    let id = allocation.buffer_id;
     let (block, mapping) = tables.mapping_at(base).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     let (fd, offset) = mapping.phys.pages();
     let device = mapping.phys.device.unwrap_or(0);
@@ -103,13 +104,57 @@ pub(crate) fn cuIpcGetMemHandle(c: &Caller, pHandle: *mut CUipcMemHandle, dptr: 
         mapping.size,
         base - block,
         u64::from(device),
+        // New memory at an old address is another handle.
+        id,
     ];
     c.put(
         pHandle,
         CUipcMemHandle {
             reserved: pack(words),
         },
-    )
+    )?;
+    if let Some(allocation) = tables.allocations.get_mut(&base) {
+        allocation.shared = true;
+    }
+    Ok(())
+}
+
+/// A handle that is open in a context: opening it again counts.
+#[derive(Debug)]
+struct Opened {
+    words: [u64; 8],
+    context: usize,
+    /// Where its block is mapped.
+    base: u64,
+    address: u64,
+    count: u64,
+}
+
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+/// Whether memory of another process is open here.
+pub(crate) fn is_any_open() -> bool {
+    !lock(&OPENED).is_empty()
+}
+
+/// What a context that ends had open is closed.
+pub(crate) fn free_context(context: usize) {
+    let gone: Vec<u64> = {
+        let mut opened = lock(&OPENED);
+        let gone = opened
+            .iter()
+            .filter(|it| it.context == context)
+            .map(|it| it.base)
+            .collect();
+        opened.retain(|it| it.context != context);
+        gone
+    };
+    gone.into_iter().for_each(forget);
+}
+
+fn forget(base: u64) {
+    process().memory.write().allocations.remove(&base);
+    alloc::unmap_block(base);
 }
 
 pub(crate) fn cuIpcOpenMemHandle_v2(
@@ -119,15 +164,26 @@ pub(crate) fn cuIpcOpenMemHandle_v2(
     Flags: u32,
 ) -> R {
     let context = context::current()?;
-    if pdptr.is_null() || Flags & !CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0 != 0 {
+    if pdptr.is_null() || Flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0 {
         return Err(CUresult::ERROR_INVALID_VALUE);
     }
-    let [magic, pid, fd, offset, size, inner, device] = unpack(&handle.reserved);
-    if magic != MEMORY_MAGIC {
+    context.shared.check()?;
+    let words = unpack(&handle.reserved);
+    let [magic, pid, fd, offset, size, inner, device, _] = words;
+    if magic != MEMORY_MAGIC || inner >= size {
         return Err(CUresult::ERROR_INVALID_VALUE);
     }
     if pid == u64::from(std::process::id()) {
         return Err(CUresult::ERROR_INVALID_CONTEXT);
+    }
+    let mut opened = lock(&OPENED);
+    let here = context.shared.handle;
+    if let Some(known) = opened
+        .iter_mut()
+        .find(|it| it.words == words && it.context == here)
+    {
+        known.count += 1;
+        return c.put(pdptr, CUdeviceptr(known.address));
     }
     let process = process();
     let device = u32::try_from(device)
@@ -146,49 +202,46 @@ pub(crate) fn cuIpcOpenMemHandle_v2(
         .filter(|_| named)
         .ok_or(CUresult::ERROR_INVALID_HANDLE)?;
     let phys = Phys::foreign(process.machine, process.arena, file.into(), offset, device, size);
-    let mut tables = process.memory.write();
-    let address = tables
-        .reserve(size, BLOCK, 0, false)
-        .ok_or(CUresult::ERROR_OUT_OF_MEMORY)?;
     let mut access = vec![(device, READ_WRITE)];
     if context.shared.device != device {
         access.push((context.shared.device, READ_WRITE));
     }
-    if let Err(code) = tables.map(
-        address,
-        Mapping {
-            size,
-            phys,
-            offset: 0,
-            access,
-        },
-    ) {
-        tables.unreserve(address);
-        return Err(code);
-    }
+    let base = alloc::map_phys(phys, access)?;
     let allocation = Allocation {
         size,
         kind: Kind::Imported,
-        context: context.shared.handle,
+        context: here,
         buffer_id: fresh_buffer_id(),
+        shared: false,
     };
-    tables.allocations.insert(address, allocation);
-    drop(tables);
-    c.put(pdptr, CUdeviceptr(address + inner))
+    process.memory.write().allocations.insert(base, allocation);
+    let address = base + inner;
+    opened.push(Opened {
+        words,
+        context: here,
+        base,
+        address,
+        count: 1,
+    });
+    c.put(pdptr, CUdeviceptr(address))
 }
 
 pub(crate) fn cuIpcCloseMemHandle(_: &Caller, dptr: CUdeviceptr) -> R {
     let context = context::current()?;
-    let base = process()
-        .memory
-        .read()
-        .allocation_at(dptr.0)
-        .filter(|(_, allocation)| allocation.kind == Kind::Imported)
-        .map(|(base, _)| base)
-        .ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    let base = {
+        let mut opened = lock(&OPENED);
+        let index = opened
+            .iter()
+            .position(|it| it.address == dptr.0)
+            .ok_or(CUresult::ERROR_INVALID_VALUE)?;
+        opened[index].count -= 1;
+        if opened[index].count > 0 {
+            return Ok(());
+        }
+        opened.swap_remove(index).base
+    };
     context.shared.drain();
-    process().memory.write().allocations.remove(&base);
-    alloc::unmap_block(base);
+    forget(base);
     Ok(())
 }
 
@@ -199,7 +252,17 @@ pub(crate) fn cuIpcGetEventHandle(c: &Caller, pHandle: *mut CUipcEventHandle, ev
         .ok_or(CUresult::ERROR_INVALID_HANDLE)?;
     let shared = event.shared.as_ref().ok_or(CUresult::ERROR_INVALID_HANDLE)?;
     let (index, generation) = shared.0.name();
-    let words = [EVENT_MAGIC, u64::from(index), u64::from(generation), 0, 0, 0, 0];
+    let pid = u64::from(std::process::id());
+    let words = [
+        EVENT_MAGIC,
+        u64::from(index),
+        u64::from(generation),
+        pid,
+        0,
+        0,
+        0,
+        0,
+    ];
     c.put(
         pHandle,
         CUipcEventHandle {
@@ -210,9 +273,12 @@ pub(crate) fn cuIpcGetEventHandle(c: &Caller, pHandle: *mut CUipcEventHandle, ev
 
 pub(crate) fn cuIpcOpenEventHandle(c: &Caller, phEvent: *mut CUevent, handle: CUipcEventHandle) -> R {
     let context = context::current()?;
-    let [magic, index, generation, ..] = unpack(&handle.reserved);
+    let [magic, index, generation, pid, ..] = unpack(&handle.reserved);
     if magic != EVENT_MAGIC || phEvent.is_null() {
         return Err(CUresult::ERROR_INVALID_VALUE);
+    }
+    if pid == u64::from(std::process::id()) {
+        return Err(CUresult::ERROR_INVALID_CONTEXT);
     }
     let cell = process()
         .machine
@@ -231,7 +297,7 @@ mod tests {
 
     #[test]
     fn handles_keep_their_words() {
-        let words = [1, u64::MAX, 3, 4, 5, 6, 7];
+        let words = [1, u64::MAX, 3, 4, 5, 6, 7, 8];
         assert_eq!(unpack(&pack(words)), words);
     }
 }

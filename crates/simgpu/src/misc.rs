@@ -1,12 +1,10 @@
-//! Versions, error names, profiling, and hints that change nothing here.
+//! Versions, error names, and profiling, which does nothing here.
 
 use ebb_abi::*;
 
 use crate::R;
 use crate::caller::Caller;
 use crate::context;
-use crate::memory::Kind;
-use crate::process::process;
 
 /// The version that the simulated driver claims to be.
 const VERSION: i32 = 13000;
@@ -44,59 +42,4 @@ pub(crate) fn cuProfilerStart(_: &Caller) -> R {
 
 pub(crate) fn cuProfilerStop(_: &Caller) -> R {
     context::current().map(drop)
-}
-
-fn check_managed(address: u64, bytes: usize) -> R {
-    let tables = process().memory.read();
-    let inside = tables.allocation_at(address).is_some_and(|(base, allocation)| {
-        allocation.kind == Kind::Managed && address + bytes as u64 <= base + allocation.size
-    });
-    if inside && bytes > 0 {
-        Ok(())
-    } else {
-        Err(CUresult::ERROR_INVALID_VALUE)
-    }
-}
-
-pub(crate) fn cuMemPrefetchAsync(
-    c: &Caller,
-    devPtr: CUdeviceptr,
-    count: usize,
-    _dstDevice: CUdevice,
-    hStream: CUstream,
-) -> R {
-    c.stream(hStream)?;
-    check_managed(devPtr.0, count)
-}
-
-pub(crate) fn cuMemPrefetchAsync_v2(
-    c: &Caller,
-    devPtr: CUdeviceptr,
-    count: usize,
-    _location: CUmemLocation,
-    _flags: u32,
-    hStream: CUstream,
-) -> R {
-    c.stream(hStream)?;
-    check_managed(devPtr.0, count)
-}
-
-pub(crate) fn cuMemAdvise(
-    _: &Caller,
-    devPtr: CUdeviceptr,
-    count: usize,
-    _advice: CUmem_advise,
-    _device: CUdevice,
-) -> R {
-    check_managed(devPtr.0, count)
-}
-
-pub(crate) fn cuMemAdvise_v2(
-    _: &Caller,
-    devPtr: CUdeviceptr,
-    count: usize,
-    _advice: CUmem_advise,
-    _location: CUmemLocation,
-) -> R {
-    check_managed(devPtr.0, count)
 }

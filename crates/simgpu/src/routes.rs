@@ -114,6 +114,15 @@ pub(crate) use crate::memory::host::{
     cuMemAllocHost_v2, cuMemFreeHost, cuMemHostAlloc, cuMemHostGetDevicePointer_v2, cuMemHostGetFlags,
     cuMemHostRegister_v2, cuMemHostRegister_v2 as cuMemHostRegister, cuMemHostUnregister,
 };
+pub(crate) use crate::memory::managed::{
+    cuMemAdvise, cuMemAdvise_v2, cuMemDiscardAndPrefetchBatchAsync,
+    cuMemDiscardAndPrefetchBatchAsync as cuMemDiscardAndPrefetchBatchAsync_ptsz, cuMemDiscardBatchAsync,
+    cuMemDiscardBatchAsync as cuMemDiscardBatchAsync_ptsz, cuMemPrefetchAsync,
+    cuMemPrefetchAsync as cuMemPrefetchAsync_ptsz, cuMemPrefetchAsync_v2,
+    cuMemPrefetchAsync_v2 as cuMemPrefetchAsync_v2_ptsz, cuMemPrefetchBatchAsync,
+    cuMemPrefetchBatchAsync as cuMemPrefetchBatchAsync_ptsz, cuMemRangeGetAttribute, cuMemRangeGetAttributes,
+    cuStreamAttachMemAsync, cuStreamAttachMemAsync as cuStreamAttachMemAsync_ptsz,
+};
 pub(crate) use crate::memory::pointer::{
     cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
@@ -123,11 +132,7 @@ pub(crate) use crate::memory::vmm::{
     cuMemImportFromShareableHandle, cuMemMap, cuMemRelease, cuMemRetainAllocationHandle, cuMemSetAccess,
     cuMemUnmap,
 };
-pub(crate) use crate::misc::{
-    cuDriverGetVersion, cuGetErrorName, cuGetErrorString, cuGetExportTable, cuMemAdvise, cuMemAdvise_v2,
-    cuMemPrefetchAsync, cuMemPrefetchAsync as cuMemPrefetchAsync_ptsz, cuMemPrefetchAsync_v2,
-    cuMemPrefetchAsync_v2 as cuMemPrefetchAsync_v2_ptsz,
-};
+pub(crate) use crate::misc::{cuDriverGetVersion, cuGetErrorName, cuGetErrorString, cuGetExportTable};
 pub(crate) use crate::module::{
     cuFuncGetAttribute, cuFuncGetModule, cuFuncGetName, cuFuncGetParamInfo, cuFuncIsLoaded, cuFuncLoad,
     cuFuncSetAttribute, cuFuncSetCacheConfig, cuKernelGetAttribute, cuKernelGetFunction, cuKernelGetLibrary,
@@ -152,8 +157,7 @@ pub(crate) use crate::process::cuInit;
 pub(crate) use crate::stream::{
     cuLaunchHostFunc, cuLaunchHostFunc as cuLaunchHostFunc_ptsz, cuLaunchHostFunc_v2,
     cuLaunchHostFunc_v2 as cuLaunchHostFunc_v2_ptsz, cuStreamAddCallback,
-    cuStreamAddCallback as cuStreamAddCallback_ptsz, cuStreamAttachMemAsync,
-    cuStreamAttachMemAsync as cuStreamAttachMemAsync_ptsz, cuStreamBatchMemOp_v2,
+    cuStreamAddCallback as cuStreamAddCallback_ptsz, cuStreamBatchMemOp_v2,
     cuStreamBatchMemOp_v2 as cuStreamBatchMemOp, cuStreamBatchMemOp_v2 as cuStreamBatchMemOp_ptsz,
     cuStreamBatchMemOp_v2 as cuStreamBatchMemOp_v2_ptsz, cuStreamCopyAttributes,
     cuStreamCopyAttributes as cuStreamCopyAttributes_ptsz, cuStreamCreate, cuStreamCreateWithPriority,

@@ -603,26 +603,6 @@ pub(crate) fn cuStreamBatchMemOp_v2(
     Ok(())
 }
 
-pub(crate) fn cuStreamAttachMemAsync(
-    c: &Caller,
-    hStream: CUstream,
-    dptr: CUdeviceptr,
-    _length: usize,
-    _flags: u32,
-) -> R {
-    c.stream(hStream)?;
-    let managed = process()
-        .memory
-        .read()
-        .allocation_at(dptr.0)
-        .is_some_and(|(_, allocation)| allocation.kind == crate::memory::Kind::Managed);
-    if managed {
-        Ok(())
-    } else {
-        Err(CUresult::ERROR_INVALID_VALUE)
-    }
-}
-
 pub(crate) fn cuStreamCopyAttributes(c: &Caller, dst: CUstream, src: CUstream) -> R {
     c.stream(dst)?;
     c.stream(src).map(drop)

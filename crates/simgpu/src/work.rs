@@ -10,7 +10,7 @@ use ebb_simdev::{Direction, now_ns};
 use crate::context::Shared;
 use crate::event::Record;
 use crate::kernels::Launch;
-use crate::memory::{PIECE, Place};
+use crate::memory::{PIECE, Place, managed};
 use crate::process::process;
 use crate::stream::Stream;
 
@@ -110,6 +110,12 @@ pub(crate) enum Work {
     /// A graph's memory node comes to life, or ends.
     Attach(Arc<crate::graph_memory::GraphMemory>),
     Detach(Arc<crate::graph_memory::GraphMemory>),
+    /// Managed memory becomes resident on a device, or with the host.
+    Prefetch {
+        device: Option<u32>,
+        address: u64,
+        bytes: u64,
+    },
     /// Memory of `cuMemAlloc` that was freed in stream order.
     Release(u64),
 }
@@ -178,6 +184,14 @@ pub(crate) fn run(work: &Work, context: &Shared) -> Result<(), CUresult> {
             memory.detach();
             Ok(())
         }
+        Work::Prefetch {
+            device,
+            address,
+            bytes,
+        } => timed(context, || {
+            managed::prefetch_now(*device, *address, *bytes);
+            Ok(())
+        }),
         // An address that was freed twice is the program's fault, found out too late to tell.
         Work::Release(address) => crate::memory::alloc::free_now(*address).or(Ok(())),
     }
@@ -202,8 +216,8 @@ fn run_copy(copy: &Copy, context: &Shared) -> Result<(), CUresult> {
     }
     let end = {
         let tables = process().memory.read();
-        let from = tables.place(copy.from.address, 1, context.device, false);
-        let to = tables.place(copy.to.address, 1, context.device, true);
+        let from = tables.place_for_copy(copy.from.address, 1, context.device, false);
+        let to = tables.place_for_copy(copy.to.address, 1, context.device, true);
         drop(tables);
         match (from, to) {
             (Place::Device(device), Place::Pinned | Place::Pageable) => {
@@ -239,8 +253,8 @@ fn run_copy(copy: &Copy, context: &Shared) -> Result<(), CUresult> {
 fn copy_line(to: u64, from: u64, bytes: u64, context: &Shared) -> Result<(), CUresult> {
     for (offset, length) in pieces(bytes) {
         let tables = process().memory.read();
-        let readable = tables.place(from + offset, length, context.device, false);
-        let writable = tables.place(to + offset, length, context.device, true);
+        let readable = tables.place_for_copy(from + offset, length, context.device, false);
+        let writable = tables.place_for_copy(to + offset, length, context.device, true);
         if readable == Place::Fault || writable == Place::Fault {
             return Err(CUresult::ERROR_ILLEGAL_ADDRESS);
         }
@@ -326,6 +340,7 @@ pub(crate) fn with_span<T>(
     write: bool,
     body: impl FnOnce(u64) -> T,
 ) -> Result<T, CUresult> {
+    managed::touch(context.device, address, bytes);
     let tables = process().memory.read();
     match tables.place(address, bytes, context.device, write) {
         Place::Device(_) | Place::Pinned => Ok(body(address)),

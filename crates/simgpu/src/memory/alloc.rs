@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ebb_abi::*;
 
 use super::heap::SMALL;
+use super::managed;
 use super::phys::{Phys, fresh_buffer_id};
 use super::{Allocation, BLOCK, Kind, Mapping, READ_WRITE};
 use crate::R;
@@ -70,7 +71,9 @@ pub(crate) fn allocate(context: &Context, bytes: u64, kind: Kind) -> Result<u64,
     let process = process();
     let small = bytes < OWN_BLOCKS_FROM && matches!(kind, Kind::Legacy { .. } | Kind::Global);
     let device = context.shared.device;
-    let address = if small {
+    let address = if kind == Kind::Managed {
+        managed::allocate(bytes)?
+    } else if small {
         let mut heap = lock(&context.heap);
         match heap.take(bytes) {
             Some(address) => address,
@@ -98,6 +101,7 @@ pub(crate) fn allocate(context: &Context, bytes: u64, kind: Kind) -> Result<u64,
         kind,
         context: context.shared.handle,
         buffer_id: fresh_buffer_id(),
+        shared: false,
     };
     process.memory.write().allocations.insert(address, allocation);
     Ok(address)
@@ -110,6 +114,10 @@ fn give_back(context: &Context, address: u64, allocation: &Allocation) {
         Kind::Global => allocation.size < OWN_BLOCKS_FROM,
         _ => false,
     };
+    if allocation.kind == Kind::Managed {
+        managed::free(address);
+        return;
+    }
     if !in_heap {
         unmap_block(address);
         return;
@@ -246,7 +254,7 @@ pub(crate) fn cuMemFree_v2(_: &Caller, dptr: CUdeviceptr) -> R {
     free_now(dptr.0)
 }
 
-/// Waits for the work of all contexts on the device of this address.
+/// Waits for the work of all contexts on the device of this address; of all devices if it is none's.
 fn drain_device(address: u64) {
     let process = process();
     let device = process
@@ -255,7 +263,7 @@ fn drain_device(address: u64) {
         .mapping_at(address)
         .and_then(|(_, mapping)| mapping.phys.device);
     for context in process.contexts.all() {
-        if Some(context.shared.device) == device {
+        if device.is_none_or(|device| context.shared.device == device) {
             context.shared.drain();
         }
     }

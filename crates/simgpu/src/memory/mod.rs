@@ -9,6 +9,7 @@
 pub(crate) mod alloc;
 pub(crate) mod heap;
 pub(crate) mod host;
+pub(crate) mod managed;
 pub(crate) mod phys;
 pub(crate) mod pointer;
 pub(crate) mod spans;
@@ -88,6 +89,8 @@ pub(crate) struct Allocation {
     /// The context's handle (pools: zero).
     pub(crate) context: usize,
     pub(crate) buffer_id: u64,
+    /// Another process was given its name.
+    pub(crate) shared: bool,
 }
 
 /// A span of addresses that somebody owns.
@@ -344,6 +347,17 @@ impl Tables {
             // SAFETY: the range is this mapping's own part of the device address span.
             unsafe { libc::mprotect(*address as *mut libc::c_void, mapping.size as usize, protection) };
         }
+    }
+
+    /// The same for the engine that copies: it also reaches what other devices' `cuMemAlloc` gave out, by way of the host if need be. Memory
+    /// that the program mapped itself needs the device's right.
+    pub(crate) fn place_for_copy(&self, address: u64, size: u64, device: u32, write: bool) -> Place {
+        let owner = self
+            .allocation_at(address)
+            .filter(|(_, allocation)| matches!(allocation.kind, Kind::Legacy { .. } | Kind::Global))
+            .and_then(|_| self.mapping_at(address))
+            .and_then(|(_, mapping)| mapping.phys.device);
+        self.place(address, size, owner.unwrap_or(device), write)
     }
 
     /// What `[address, address + size)` is for a device that wants to access it.

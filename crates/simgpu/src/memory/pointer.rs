@@ -80,6 +80,13 @@ fn facts(process: &Process, tables: &Tables, address: u64) -> Option<Facts> {
         facts.size = allocation.size;
         facts.buffer_id = allocation.buffer_id;
         facts.managed = allocation.kind == Kind::Managed;
+        if facts.managed {
+            // A device's, for all that is asked: the one of the context that it was made in.
+            let owner = process.contexts.get(allocation.context);
+            facts.device = true;
+            facts.ordinal = owner.map_or(0, |context| context.shared.ordinal);
+            facts.access = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE.0;
+        }
         facts.legacy_ipc = matches!(allocation.kind, Kind::Legacy { .. });
         facts.rdma = matches!(allocation.kind, Kind::Legacy { .. });
         if let Kind::Pool(pool) = allocation.kind {

@@ -142,7 +142,7 @@ fn free_in_capture(stream: &Arc<Stream>, address: u64) -> R {
     capture::record_action(stream, Action::Free(memory.ok_or(INVALID)?)).map(drop)
 }
 
-/// Managed pools need `CONCURRENT_MANAGED_ACCESS`, which simulated devices do not have.
+/// There are no managed pools here, although the devices say that they have what these need: see docs/simulated-gpu.md.
 fn check_type(kind: CUmemAllocationType) -> R {
     match kind {
         CU_MEM_ALLOCATION_TYPE_PINNED => Ok(()),

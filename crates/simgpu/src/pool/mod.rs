@@ -176,6 +176,7 @@ impl Pool {
             kind: Kind::Pool(self.handle),
             context: 0,
             buffer_id: fresh_buffer_id(),
+            shared: false,
         };
         process().memory.write().allocations.insert(address, allocation);
         Ok(address)
@@ -312,10 +313,8 @@ pub(crate) fn after_synchronise(context: &Shared) {
 /// A device (`None`: the host) has no room for a request of this process: its pools give back what they only keep. Says whether that
 /// was anything. A pool that is at work just now is left alone.
 pub(crate) fn give_back_kept(device: Option<u32>) -> bool {
-    if device.is_none() {
-        return false;
-    }
-    let mut any = crate::graph_memory::trim(device);
+    let Some(number) = device else { return false };
+    let mut any = crate::graph_memory::trim(device) | crate::memory::managed::make_room(number);
     for pool in process().pools.all() {
         if pool.make.device == device
             && let Ok(mut state) = pool.state.try_lock()

@@ -171,6 +171,7 @@ pub(crate) fn cuMemPoolImportPointer(
         kind: Kind::Pool(pool.handle),
         context: 0,
         buffer_id: fresh_buffer_id(),
+        shared: false,
     };
     process
         .memory

@@ -5,11 +5,13 @@
 
 mod artefacts;
 mod cuda;
+mod look;
 mod program;
 mod stage;
 
 pub use artefacts::Artefacts;
 pub use cuda::{Cuda, CudaError, KERNELS};
+pub use look::Look;
 pub use program::{Program, Reply};
 pub use stage::{Options, Stage, ledger_of};
 

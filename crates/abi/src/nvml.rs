@@ -134,6 +134,61 @@ driver_struct! {
         @24 encUtil: u32,
         @28 decUtil: u32,
     }
+    nvmlProcessDetail_v1_t [32, 8] {
+        @0 pid: u32,
+        @8 usedGpuMemory: u64,
+        @16 gpuInstanceId: u32,
+        @20 computeInstanceId: u32,
+        @24 usedGpuCcProtectedMemory: u64,
+    }
+    nvmlProcessDetailList_v1_t [24, 8] {
+        @0 version: u32,
+        @4 mode: u32,
+        @8 numProcArrayEntries: u32,
+        @16 procArray: *mut nvmlProcessDetail_v1_t,
+    }
+    nvmlProcessUtilizationInfo_v1_t [40, 8] {
+        @0 timeStamp: u64,
+        @8 pid: u32,
+        @12 smUtil: u32,
+        @16 memUtil: u32,
+        @20 encUtil: u32,
+        @24 decUtil: u32,
+        @28 jpgUtil: u32,
+        @32 ofaUtil: u32,
+    }
+    nvmlProcessesUtilizationInfo_v1_t [24, 8] {
+        @0 version: u32,
+        @4 processSamplesCount: u32,
+        @8 lastSeenTimeStamp: u64,
+        @16 procUtilArray: *mut nvmlProcessUtilizationInfo_v1_t,
+    }
+    nvmlAccountingStats_t [56, 8] {
+        @0 gpuUtilization: u32,
+        @4 memoryUtilization: u32,
+        @8 maxMemoryUsage: u64,
+        @16 time: u64,
+        @24 startTime: u64,
+        @32 isRunning: u32,
+        @36 reserved: [u32; 5],
+    }
+    nvmlAccountingStats_v2_t [64, 8] {
+        @0 pid: u32,
+        @4 isRunning: u32,
+        @8 gpuUtilization: u32,
+        @12 memoryUtilization: u32,
+        @16 maxMemoryUsage: u64,
+        @24 sampleCount: u32,
+        @32 sumGpuUtil: u64,
+        @40 sumFbUtil: u64,
+        @48 time: u64,
+        @56 startTime: u64,
+    }
+    nvmlUUID_v1_t [52, 4] {
+        @0 version: u32,
+        @4 type_: u32,
+        @8 value: [u8; 41],
+    }
 }
 
 /// The third version of the process calls takes the second version's structure.
@@ -149,6 +204,21 @@ pub const fn struct_version<T>(number: u32) -> u32 {
 
 /// What `nvmlMemory_v2_t::version` must hold.
 pub const nvmlMemory_v2: u32 = struct_version::<nvmlMemory_v2_t>(2);
+
+/// What `nvmlProcessDetailList_v1_t::version` must hold.
+pub const nvmlProcessDetailList_v1: u32 = struct_version::<nvmlProcessDetailList_v1_t>(1);
+/// What `nvmlProcessesUtilizationInfo_v1_t::version` must hold.
+pub const nvmlProcessesUtilizationInfo_v1: u32 = struct_version::<nvmlProcessesUtilizationInfo_v1_t>(1);
+/// What `nvmlUUID_v1_t::version` must hold.
+pub const nvmlUUID_v1: u32 = struct_version::<nvmlUUID_v1_t>(1);
+/// `nvmlUUID_v1_t::value` is text.
+pub const NVML_UUID_TYPE_ASCII: u32 = 1;
+/// `nvmlUUID_v1_t::value` is the bytes themselves.
+pub const NVML_UUID_TYPE_BINARY: u32 = 2;
+/// `nvmlProcessDetailList_v1_t::mode`: processes with a compute context.
+pub const NVML_PROCESS_MODE_COMPUTE: u32 = 0;
+/// Processes of every kind.
+pub const NVML_PROCESS_MODE_ALL: u32 = 3;
 
 /// A figure that NVML could not get.
 pub const NVML_VALUE_NOT_AVAILABLE: u64 = u64::MAX;

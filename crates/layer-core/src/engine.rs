@@ -448,6 +448,17 @@ impl Engine {
         }
     }
 
+    /// What this process alone is charged with on a device.
+    #[must_use]
+    pub fn own_charge(&self, device: usize) -> Option<Bytes> {
+        if self.core.is_child() {
+            return None;
+        }
+        let device = self.core.device(device)?;
+        let books = device.lock().pool.books;
+        Some(Bytes(books.charged().saturating_sub(books.elsewhere)))
+    }
+
     /// The task's limit on a device.
     #[must_use]
     pub fn limit(&self, device: usize) -> Option<Bytes> {

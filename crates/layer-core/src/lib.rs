@@ -4,7 +4,7 @@
 //! * `pool`: books of one device: addresses, chunks, lease. `steps`: driver calls that happen as a whole or not at all.
 //! * `pins`: what must stay on the card, and why. `residency`: a device's memory leaves the card and comes back; one owner thread per device.
 //! * `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
-//! * [`engine`]: what the hooks call.
+//! * [`engine`]: what the hooks call. [`world`]: what a process without an engine asks.
 //!
 //! `core` states the lock order. Unsafe code is in `gate::tls` (the thread's own word), `host` (`mmap`) and `fd`
 //! (what a forked child closes) alone.
@@ -34,6 +34,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 pub mod vmm;
+pub mod world;
 
 pub use config::Config;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};

@@ -49,6 +49,45 @@ pub(crate) fn name(pid: u32) -> String {
         .unwrap_or_default()
 }
 
+/// The number of a process in the pid namespace of another one; `None` if it has none there, or that cannot be seen.
+pub(crate) fn pid_as_seen_by(caller: u32, pid: u32) -> Option<u32> {
+    let numbers = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        Some((
+            namespace_pids(&status),
+            std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok(),
+        ))
+    };
+    if caller == pid {
+        return numbers(pid)?.0.last().copied();
+    }
+    seen_by(&numbers(caller)?, &numbers(pid)?)
+}
+
+/// The numbers of a process from the outermost namespace that we see to its own. Kernels before 4.1 do not tell: one number then.
+fn namespace_pids(status: &str) -> Vec<u32> {
+    let line = |name| status.lines().find_map(move |line| line.strip_prefix(name));
+    line("NSpid:")
+        .or_else(|| line("Pid:"))
+        .unwrap_or_default()
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect()
+}
+
+type Seen = (Vec<u32>, Option<PathBuf>);
+
+fn seen_by((caller, its_namespace): &Seen, (process, namespace): &Seen) -> Option<u32> {
+    match caller.len() {
+        // In our own namespace, or one above it, every process has the number that we see.
+        0 | 1 => process.first().copied(),
+        // One name for both, or both names unknown and as deep: the innermost number.
+        depth if its_namespace == namespace && process.len() == depth => process.last().copied(),
+        // Elsewhere, or further inside, which would need the namespaces between.
+        _ => None,
+    }
+}
+
 /// This boot, so that pids of another are not mistaken for ours.
 pub(crate) fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
@@ -85,6 +124,31 @@ mod tests {
         assert!(lives(pid, start));
         assert!(!lives(pid, start + 1));
         assert!(!name(pid).is_empty());
+    }
+
+    #[test]
+    fn bug_142_a_process_has_the_number_of_the_namespace_that_asks() {
+        let namespace = |name: &str| Some(PathBuf::from(name));
+        let host = (vec![500], namespace("pid:[1]"));
+        let inside = (vec![700, 7], namespace("pid:[2]"));
+        let sibling = (vec![701, 8], namespace("pid:[2]"));
+        let other = (vec![900, 8], namespace("pid:[3]"));
+        let nested = (vec![800, 30, 2], namespace("pid:[4]"));
+        assert_eq!(seen_by(&inside, &sibling), Some(8));
+        assert_eq!(seen_by(&inside, &other), None, "another container's");
+        assert_eq!(seen_by(&inside, &host), None, "the host's");
+        assert_eq!(seen_by(&inside, &nested), None, "not to be told from here");
+        assert_eq!(
+            seen_by(&host, &sibling),
+            Some(701),
+            "the host sees all by its own numbers"
+        );
+        assert_eq!(seen_by(&host, &nested), Some(800));
+        assert_eq!(namespace_pids("Name:\tx\nPid:\t700\nNSpid:\t700\t7\n"), [700, 7]);
+        assert_eq!(namespace_pids("Name:\tx\nPid:\t700\n"), [700]);
+        let own = std::process::id();
+        assert_eq!(pid_as_seen_by(own, own), Some(own));
+        assert_eq!(pid_as_seen_by(own, u32::MAX), None);
     }
 
     #[test]

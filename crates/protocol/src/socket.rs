@@ -25,6 +25,19 @@ pub fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
+/// The same, for callers that must not wait: connecting, sending and receiving end after `patience` each.
+///
+/// # Errors
+/// As [`connect`], and `AGAIN` when the time is over.
+pub fn connect_within(path: &Path, patience: std::time::Duration) -> Result<OwnedFd, Errno> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    let socket = packet_socket()?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
 /// A packet socket that nobody inherits over `exec`.
 fn packet_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(

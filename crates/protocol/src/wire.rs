@@ -152,6 +152,32 @@ impl Field for SegmentInfo {
     }
 }
 
+/// A process of a task on one card, as another process of that task sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorldProcess {
+    /// Its number in the pid namespace of who asks.
+    pub pid: u32,
+    /// Its number as the daemon sees it, which is how NVML lists it if the daemon lives in the host's namespace.
+    pub seen_pid: u32,
+    /// What it is charged with.
+    pub bytes: Bytes,
+}
+
+impl Field for WorldProcess {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.pid.put(out);
+        self.seen_pid.put(out);
+        self.bytes.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            pid: u32::get(r)?,
+            seen_pid: u32::get(r)?,
+            bytes: <Bytes as Field>::get(r)?,
+        })
+    }
+}
+
 impl<T: Field> Field for Vec<T> {
     fn put(&self, out: &mut Vec<u8>) {
         u32::try_from(self.len()).unwrap_or(u32::MAX).put(out);
@@ -387,6 +413,14 @@ messages! {
         13 Report { /** The query. */ query: u64, /** JSON text. */ text: Vec<u8> }
         /// The last context of a device is gone, and all memory with it.
         14 Detach { /** Slot. */ device: u32 }
+        /// What does my task have on a card? May be asked without a session, by a process that only looks (`nvidia-smi`); answered by
+        /// [`ToLayer::World`].
+        40 AskWorld {
+            /// As in `Hello`; zeros: the task of this process's session.
+            token: [u8; 32],
+            /// The card.
+            device: DeviceUuid,
+        }
     }
 }
 
@@ -455,6 +489,19 @@ messages! {
         10 Limit { /** Slot. */ device: u32, /** The limit. */ limit: Bytes, /** Charged by the task's other processes. */ charged_elsewhere: Bytes }
         /// Say what is intercepted and releasable.
         11 Query { /** To be repeated in the report. */ query: u64 }
+        /// Answer to `AskWorld`.
+        40 World {
+            /// The card.
+            device: DeviceUuid,
+            /// Whether there is such a task. If not, the rest says nothing.
+            known: bool,
+            /// The task's limit there; the largest number if none.
+            limit: Bytes,
+            /// What all of the task is charged with there.
+            charged: Bytes,
+            /// Its processes there that the caller can name.
+            processes: Vec<WorldProcess>,
+        }
     }
 }
 
@@ -499,6 +546,10 @@ mod tests {
                 .prop_map(|segments| ToDaemon::ArenaReturn { segments }),
             (any::<u64>(), prop::collection::vec(any::<u8>(), 0..4000))
                 .prop_map(|(query, text)| ToDaemon::Report { query, text }),
+            (any::<[u8; 32]>(), any::<[u8; 16]>()).prop_map(|(token, device)| ToDaemon::AskWorld {
+                token,
+                device: DeviceUuid(device)
+            }),
         ]
     }
 
@@ -528,6 +579,27 @@ mod tests {
                 let _ = ToDaemon::decode(&bytes);
                 let _ = ToLayer::decode(&bytes);
             }
+        }
+    }
+
+    #[test]
+    fn a_world_arrives_and_a_cut_one_does_not() {
+        let process = |pid| WorldProcess {
+            pid,
+            seen_pid: pid + 1000,
+            bytes: Bytes::mib(pid.into()),
+        };
+        let world = ToLayer::World {
+            device: DeviceUuid([3; 16]),
+            known: true,
+            limit: Bytes(9),
+            charged: Bytes(8),
+            processes: vec![process(1), process(2)],
+        };
+        let packet = world.encode().unwrap();
+        assert_eq!(ToLayer::decode(&packet).as_ref(), Ok(&world));
+        for cut in 0..packet.len() {
+            assert!(ToLayer::decode(&packet[..cut]).is_err());
         }
     }
 

@@ -17,7 +17,7 @@ fn handle(index: u32) -> nvmlDevice_t {
     nvmlDevice_t(0x5eb1_0000 + (index as usize + 1) * 16)
 }
 
-fn find(device: nvmlDevice_t) -> Result<(&'static Machine, u32), nvmlReturn_t> {
+pub(crate) fn find(device: nvmlDevice_t) -> Result<(&'static Machine, u32), nvmlReturn_t> {
     let machine = machine()?;
     let count = machine.config().devices;
     let index = (0..count)
@@ -47,6 +47,50 @@ pub(crate) unsafe fn by_uuid(uuid: *const c_char, device: *mut nvmlDevice_t) -> 
     // SAFETY: the caller's promise.
     let wanted = unsafe { text(uuid) }?;
     let found = (0..devices).find(|index| uuid_text(device_uuid(*index)).eq_ignore_ascii_case(wanted));
+    // SAFETY: the caller's promise.
+    unsafe { put(device, handle(found.ok_or(NVML_ERROR_NOT_FOUND)?)) }
+}
+
+/// By the bytes of the UUID or its text.
+pub(crate) unsafe fn by_uuid_value(uuid: *const nvmlUUID_v1_t, device: *mut nvmlDevice_t) -> R {
+    let devices = machine()?.config().devices;
+    // SAFETY: null or a structure by the caller's promise.
+    let asked = unsafe { uuid.as_ref() }.ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
+    if asked.version != nvmlUUID_v1 {
+        return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    }
+    let found = match asked.type_ {
+        NVML_UUID_TYPE_BINARY => (0..devices).find(|index| device_uuid(*index).0 == asked.value[..16]),
+        NVML_UUID_TYPE_ASCII => {
+            let end = asked.value.iter().position(|byte| *byte == 0);
+            let wanted = &asked.value[..end.unwrap_or(asked.value.len())];
+            (0..devices).find(|index| {
+                uuid_text(device_uuid(*index))
+                    .as_bytes()
+                    .eq_ignore_ascii_case(wanted)
+            })
+        }
+        _ => return Err(NVML_ERROR_INVALID_ARGUMENT),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(device, handle(found.ok_or(NVML_ERROR_NOT_FOUND)?)) }
+}
+
+fn serial_of(index: u32) -> String {
+    format!("15532230{:05}", index + 1)
+}
+
+pub(crate) unsafe fn serial(device: nvmlDevice_t, place: *mut c_char, length: u32) -> R {
+    let (_, index) = find(device)?;
+    // SAFETY: the caller's promise.
+    unsafe { put_text(place, length, &serial_of(index)) }
+}
+
+pub(crate) unsafe fn by_serial(serial: *const c_char, device: *mut nvmlDevice_t) -> R {
+    let devices = machine()?.config().devices;
+    // SAFETY: the caller's promise.
+    let wanted = unsafe { text(serial) }?;
+    let found = (0..devices).find(|index| serial_of(*index) == wanted);
     // SAFETY: the caller's promise.
     unsafe { put(device, handle(found.ok_or(NVML_ERROR_NOT_FOUND)?)) }
 }
@@ -243,7 +287,7 @@ const PERIOD_NS: u64 = 100_000_000;
 
 static SAMPLES: Mutex<[Option<Sample>; MAX_DEVICES]> = Mutex::new([None; MAX_DEVICES]);
 
-fn busy_percent(machine: &Machine, index: u32) -> u32 {
+pub(crate) fn busy_percent(machine: &Machine, index: u32) -> u32 {
     let mut samples = SAMPLES.lock().unwrap_or_else(PoisonError::into_inner);
     let (at_ns, busy_ns) = (now_ns(), machine.busy_ns(index));
     let slot = &mut samples[index as usize];

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use ebb_abi::c_char;
 
 use crate::*;
-use crate::{R, device, system};
+use crate::{R, device, process, system};
 
 fn enter(body: impl FnOnce() -> R) -> nvmlReturn_t {
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -110,7 +110,29 @@ export! {
     };
     nvmlDeviceGetPowerUsage nvmlDeviceGetFanSpeed nvmlDeviceGetDisplayMode nvmlDeviceGetEnforcedPowerLimit(
         handle: nvmlDevice_t, _value: *mut u32) => |handle, _| device::unsupported(handle);
-    nvmlDeviceGetEccMode nvmlDeviceGetProcessUtilization nvmlDeviceGetAccountingMode(
+    nvmlDeviceGetHandleByUUIDV(uuid: *const nvmlUUID_v1_t, handle: *mut nvmlDevice_t) => device::by_uuid_value;
+    nvmlDeviceGetHandleBySerial(serial: *const c_char, handle: *mut nvmlDevice_t) => device::by_serial;
+    nvmlDeviceGetSerial(handle: nvmlDevice_t, serial: *mut c_char, length: u32) => device::serial;
+    nvmlDeviceGetRunningProcessDetailList(
+        handle: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t) => process::details;
+    nvmlDeviceGetProcessUtilization(
+        handle: nvmlDevice_t, samples: *mut nvmlProcessUtilizationSample_t, count: *mut u32, since: u64) => process::utilization;
+    nvmlDeviceGetProcessesUtilizationInfo(
+        handle: nvmlDevice_t, info: *mut nvmlProcessesUtilizationInfo_v1_t) => process::utilization_info;
+    nvmlDeviceGetAccountingMode(handle: nvmlDevice_t, mode: *mut u32) => process::accounting_mode;
+    nvmlDeviceGetAccountingBufferSize(handle: nvmlDevice_t, size: *mut u32) => process::accounting_buffer;
+    nvmlDeviceGetAccountingPids(handle: nvmlDevice_t, count: *mut u32, pids: *mut u32) => process::accounting_pids;
+    nvmlDeviceGetAccountingStats(
+        handle: nvmlDevice_t, pid: u32, stats: *mut nvmlAccountingStats_t) => process::accounting_stats;
+    nvmlDeviceGetAccountingStats_v2(
+        handle: nvmlDevice_t, stats: *mut nvmlAccountingStats_v2_t) => process::accounting_stats_v2;
+    nvmlDeviceGetGpuInstanceId nvmlDeviceGetComputeInstanceId(
+        handle: nvmlDevice_t, _id: *mut u32) => |handle, _| device::unsupported(handle);
+    nvmlDeviceGetMigDeviceHandleByIndex(
+        handle: nvmlDevice_t, _index: u32, _slice: *mut nvmlDevice_t) => |handle, _, _| device::unsupported(handle);
+    nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
+        slice: nvmlDevice_t, _device: *mut nvmlDevice_t) => |slice, _| device::unsupported(slice);
+    nvmlDeviceGetEccMode(
         handle: nvmlDevice_t, _a: *mut c_void, _b: *mut c_void) => |handle, _, _| device::unsupported(handle);
 }
 

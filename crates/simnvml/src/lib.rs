@@ -7,6 +7,7 @@
 
 mod device;
 mod export;
+mod process;
 mod system;
 
 pub(crate) use ebb_abi::nvml::*;

@@ -170,6 +170,7 @@ impl Driver {
                     ) => {
                         self.hello(id, &token, &program, resumes);
                     }
+                    (_, ToDaemon::AskWorld { token, device }) => self.tell_world(id, &token, device),
                     (None, _) => self.bad_packet(id, "it came before a hello"),
                     (Some(_), ToDaemon::Hello { .. }) => self.bad_packet(id, "a second hello"),
                     (Some(peer), message) => self.message(id, peer, message, received.fds),
@@ -300,6 +301,16 @@ impl Driver {
             return self.close_layer(id);
         }
         self.interest(id, true);
+    }
+
+    /// Sends an answer that may be lost: who does not read asks again.
+    pub(super) fn send_once(&self, id: ConnId, message: &ToLayer) {
+        if let Some(conn) = self.conns.get(&id)
+            && conn.queue.is_empty()
+            && let Ok(packet) = message.encode()
+        {
+            let _ = send_now(&conn.fd, &packet, &[]);
+        }
     }
 
     fn flush(&mut self, id: ConnId) {

@@ -11,6 +11,7 @@ mod strangers;
 mod tasks;
 mod timers;
 mod view;
+mod worlds;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;

@@ -147,7 +147,8 @@ impl Driver {
 
     pub(super) fn message(&mut self, conn: ConnId, peer: PeerId, message: ToDaemon, fds: Vec<OwnedFd>) {
         match message {
-            ToDaemon::Hello { .. } => {}
+            // Handled before a session is asked for.
+            ToDaemon::Hello { .. } | ToDaemon::AskWorld { .. } => {}
             ToDaemon::Attach {
                 device,
                 total,

@@ -102,7 +102,10 @@ fn nvml_inside_a_task_shows_the_task() {
         "not found"
     );
     let name = tool.ask(&format!("name {}", pids[0]));
-    assert!(name.as_str().is_some_and(|name| name.ends_with("python3")), "{name}");
+    assert!(
+        name.as_str().is_some_and(|name| name.ends_with("python3")),
+        "{name}"
+    );
     // The programs themselves see the same, and by the driver too.
     for program in [&mut first, &mut second] {
         let seen = settled(program, "a program sees both", |seen| {
@@ -216,7 +219,10 @@ fn bug_142_a_container_lists_its_own_processes_by_its_own_numbers() {
     });
     assert_eq!(seen[0]["processes"]["Compute_v3"], json!([[1, 36 * MIB]]));
     let name = program.ask("name 1");
-    assert!(name.as_str().is_some_and(|name| name.ends_with("python3")), "{name}");
+    assert!(
+        name.as_str().is_some_and(|name| name.ends_with("python3")),
+        "{name}"
+    );
     assert_eq!(
         program.ask(&format!("name {}", neighbour.pid())),
         -6,

@@ -104,6 +104,8 @@ pub(crate) struct State {
     pub(crate) slot: Option<u32>,
     /// Counts connections: what belongs to an older one is void.
     pub(crate) epoch: u64,
+    /// Bytes in host memory by the last word to the daemon.
+    pub(crate) told_evicted: u64,
     /// Lease given up between `Attach` and its answer.
     pub(crate) unreported: u64,
     pub(crate) attach_deadline: Option<Instant>,
@@ -161,6 +163,7 @@ impl Device {
                 mode: Mode::Alone,
                 slot: None,
                 epoch: 0,
+                told_evicted: 0,
                 unreported: 0,
                 attach_deadline: None,
                 asks: BTreeMap::new(),
@@ -254,9 +257,35 @@ impl Device {
 }
 
 impl State {
+    /// What the daemon should know of use at present.
+    pub(crate) fn usage(&mut self, core: &Core, touches: u64) -> Option<ToDaemon> {
+        let device = self.slot?;
+        let books = &self.pool.books;
+        self.told_evicted = books.evicted;
+        Some(ToDaemon::Usage {
+            device,
+            allocated: Bytes(books.allocated + books.external),
+            resident: Bytes(books.used),
+            evicted: Bytes(books.evicted),
+            cached: Bytes(books.cached),
+            pinned: Bytes(
+                books.external + books.stuck + self.pool.pinned_bytes() + core.vmm.pinned_bytes(&self.pool),
+            ),
+            overhead: Bytes(books.overhead),
+            touches,
+            allocations: self.pool.live_count(),
+        })
+    }
+
     /// A new ask of this device, already sent.
     pub(crate) fn ask(&mut self, core: &Core, kind: u32, bytes: u64, long: bool) -> Option<u64> {
         let slot = self.slot?;
+        // Freed in host memory a moment ago, and asked for anew: whether it fits must not be judged by both.
+        if self.pool.books.evicted != self.told_evicted
+            && let Some(usage) = self.usage(core, core.gate.passages())
+        {
+            core.link.send(usage);
+        }
         let ask = self.next_ask;
         self.next_ask += 1;
         self.asks.insert(

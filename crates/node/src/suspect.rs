@@ -38,6 +38,11 @@ pub(crate) enum Why {
 }
 
 impl Why {
+    /// Whether the library is in the process, and at work as far as can be seen: it may be about to tell of itself.
+    pub(crate) fn has_library(self) -> bool {
+        matches!(self, Self::PassedBy | Self::Graphics)
+    }
+
     /// For people.
     pub(crate) fn text(self) -> &'static str {
         match self {

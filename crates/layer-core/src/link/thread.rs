@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::socket;
 use ebb_protocol::wire::{ToLayer, WireError};
-use ebb_units::Bytes;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -18,7 +17,7 @@ use rustix::time::Timespec;
 
 use super::{Link, Status, incoming};
 use crate::core::Core;
-use crate::device::{Device, Mode};
+use crate::device::Mode;
 use crate::fd::OurFd;
 
 /// Between attempts to connect.
@@ -359,7 +358,7 @@ impl<'a> Connection<'a> {
         let mut allocated = 0;
         for device in self.core.devices() {
             allocated += device.lock().pool.books.allocated;
-            if let Some(usage) = usage_of(self.core, &device, passages)
+            if let Some(usage) = device.lock().usage(self.core, passages)
                 && self.told.get(&device.index) != Some(&usage)
             {
                 link.send(usage.clone());
@@ -421,22 +420,4 @@ impl<'a> Connection<'a> {
         }
         Ok(at_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL))
     }
-}
-
-fn usage_of(core: &Core, device: &Device, touches: u64) -> Option<ToDaemon> {
-    let state = device.lock();
-    let books = &state.pool.books;
-    Some(ToDaemon::Usage {
-        device: state.slot?,
-        allocated: Bytes(books.allocated + books.external),
-        resident: Bytes(books.used),
-        evicted: Bytes(books.evicted),
-        cached: Bytes(books.cached),
-        pinned: Bytes(
-            books.external + books.stuck + state.pool.pinned_bytes() + core.vmm.pinned_bytes(&state.pool),
-        ),
-        overhead: Bytes(books.overhead),
-        touches,
-        allocations: state.pool.live_count(),
-    })
 }

@@ -357,3 +357,26 @@ fn no_eviction_after_exit_began() {
     assert!(rig.holds(ptr, 20 * G, 1));
     rig.engine.free(ptr).unwrap();
 }
+
+/// What the daemon judges an ask by must be what is true when it is made.
+#[test]
+fn what_was_freed_in_host_memory_is_told_before_more_is_asked_for() {
+    let daemon = Daemon::start(Script::default());
+    let rig = Rig::new(Some(&daemon), 256 * G);
+    let ptr = rig.alloc(100 * G);
+    assert_eq!(daemon.reclaim(u64::MAX).outcome, outcome::DONE);
+    let evicted = |message: &ToDaemon| match message {
+        ToDaemon::Usage { evicted, .. } => Some(evicted.get()),
+        ToDaemon::Ask { .. } => Some(u64::MAX),
+        _ => None,
+    };
+    daemon.expect("what is away", |message| {
+        (evicted(message) == Some(100 * G)).then_some(())
+    });
+    rig.engine.free(ptr).unwrap();
+    rig.alloc(100 * G);
+    let first = daemon.expect("use or an ask", |message| {
+        evicted(message).filter(|it| *it != 100 * G)
+    });
+    assert_eq!(first, 0, "the ask came before the news");
+}

@@ -12,8 +12,8 @@ use crate::nvml::{Card, NvmlError};
 use crate::say;
 use crate::worker::FromWorker;
 
-/// How long a dead process may still show in NVML before what it holds counts as somebody else's, and a process with a session before
-/// it tells of its context.
+/// How long a dead process may still show in NVML before what it holds counts as somebody else's, and a process with the library
+/// in it before it tells of its context.
 const GRACE: Duration = Duration::from_secs(3);
 /// Most cards that are taken on by programs' word.
 const MAX_DEVICES: usize = 64;
@@ -140,23 +140,25 @@ impl Driver {
         let id = self
             .device_named(card.uuid)
             .unwrap_or_else(|| self.new_device(card.uuid));
-        // Ours is who has an account on this card: a program of a task that passes the library by is as foreign as any. One with a
-        // session may be about to tell of its first context here.
+        // Ours is who has an account on this card: a program of a task that passes the library by is as foreign as any. One that has
+        // the library may be about to tell of its first context here.
         let now = self.now();
         let before = self.devices.get(&id).map(|device| &device.listed);
         let since = |pid: u32| before.and_then(|listed| listed.get(&pid)).copied().unwrap_or(now);
+        let coming = |pid: u32| {
+            let loaded = card.facts.get(&pid).is_some_and(|facts| facts.why.has_library());
+            loaded && now.since(since(pid)) < GRACE
+        };
         let account = |pid: u32| {
-            let key = self.by_pid.get(&pid)?;
-            let peers = &self.processes.get(key)?.peers;
+            let process = self.by_pid.get(&pid).and_then(|key| self.processes.get(key));
             let here = |peer| {
                 self.peers
                     .get(peer)
                     .is_some_and(|peer| peer.clients.contains_key(&id))
             };
-            let new = now.since(since(pid)) < GRACE;
-            (peers.iter().any(here) || new && !peers.is_empty()).then_some(())
+            process.is_some_and(|process| process.peers.iter().any(here))
         };
-        let known = |pid| account(pid).is_some() || self.departed.contains_key(&pid);
+        let known = |pid| account(pid) || coming(pid) || self.departed.contains_key(&pid);
         let visible = |pid: u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
         let foreign = card
             .processes

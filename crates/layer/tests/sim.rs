@@ -4,43 +4,12 @@
 mod common;
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use common::daemon::Daemon;
+use common::program::{PYTHON, Told, same, script, under};
 use common::{Bench, run, sim};
 use ebb_units::Bytes;
-
-const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python");
-const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../simgpu/ptx/kernels.ptx");
-
-/// One of the Python programs, with or without the library.
-fn script(bench: &Bench, name: &str, with: bool) -> Command {
-    let python = Path::new("python3");
-    let mut command = if with {
-        bench.command(python, sim())
-    } else {
-        bench.plain(python, sim())
-    };
-    // The first time that a module is used its cache would be written beside it.
-    command
-        .arg("-B")
-        .arg("-W")
-        .arg("ignore")
-        .arg(format!("{PYTHON}/{name}.py"))
-        .env("EBB_TEST_KERNELS", KERNELS);
-    command
-}
-
-/// Runs a program with and without the library and gives the output, which must not differ.
-fn same(name: &str) -> String {
-    let bench = Bench::new();
-    let plain = run(&mut script(&bench, name, false));
-    let with = run(&mut script(&bench, name, true));
-    assert_eq!(with, plain, "{name} sees a difference");
-    plain
-}
 
 #[test]
 fn memory_is_like_the_drivers() {
@@ -162,16 +131,6 @@ fn bug_026_every_name_version_and_flag_is_routed_to_its_own_form() {
     assert!(ours > 4000, "only {ours} look-ups were routed");
 }
 
-/// A program under a daemon of a few lines.
-fn under(bench: &Bench, command: &mut Command, limit: Bytes) -> Daemon {
-    let sockets = bench.path().join("run");
-    let daemon = Daemon::start(&sockets, limit);
-    command
-        .env("EBB_SOCKET_DIR", &sockets)
-        .env("EBB_TASK_TOKEN", "07".repeat(32));
-    daemon
-}
-
 #[test]
 fn bug_047_one_total_and_one_free_in_every_answer() {
     let bench = Bench::new();
@@ -258,53 +217,6 @@ fn bugs_001_002_devices_are_told_apart_by_identity_under_every_mask() {
     }
 }
 
-/// A program that is told what to do on standard input.
-struct Told {
-    child: std::process::Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-}
-
-impl Told {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let mut told = Self { child, lines };
-        assert_eq!(told.line(), "ready");
-        told
-    }
-
-    fn line(&mut self) -> String {
-        self.lines
-            .next()
-            .expect("the program goes on")
-            .expect("plain text")
-    }
-
-    fn say(&mut self, what: &str) -> String {
-        let stdin = self.child.stdin.as_mut().expect("piped");
-        writeln!(stdin, "{what}")
-            .and_then(|()| stdin.flush())
-            .expect("the program listens");
-        self.line()
-    }
-
-    fn finish(mut self) {
-        drop(self.child.stdin.take());
-        assert!(self.child.wait().expect("it ends").success());
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn bug_062_asking_and_waiting_bring_nothing_back() {
     let bench = Bench::new();
@@ -335,67 +247,6 @@ fn what_is_freed_or_allocated_while_evicted() {
         daemon.evict();
         assert_eq!(program.say("free"), "freed");
         assert_eq!(program.say("alloc"), "alloc 0 0");
-        assert_eq!(program.say("check"), "wrong 0");
-    }
-    program.finish();
-}
-
-#[test]
-fn memory_by_handles_is_like_the_drivers() {
-    let output = same("vmm");
-    // vllm PR#29569: a network card could not reach memory that was made without being asked for it.
-    assert!(
-        output.contains(
-            r"properties (1, 1, 1, 0, b'\x00\x01\x00\x00\x00\x00\x00\x00') (1, 1, 1, 0, b'\x00\x00"
-        ),
-        "bug 94: {output}"
-    );
-    assert!(output.contains("one memory 0"), "{output}");
-}
-
-/// fzyzcjy/torch_memory_saver#24: what a program maps by itself used to be out of reach of a release.
-#[test]
-fn bug_077_expandable_segments_leave_and_come_back() {
-    let bench = Bench::new();
-    let mut command = script(&bench, "segments", true);
-    let daemon = under(&bench, &mut command, Bytes(u64::MAX));
-    let mut program = Told::start(&mut command);
-    assert_eq!(program.say("check"), "wrong 0");
-    for round in 0..3 {
-        let copied = daemon.evict();
-        assert!(copied >= 56 << 20, "round {round}: {copied} bytes went out");
-        assert_eq!(program.say("check"), "wrong 0");
-        assert!(daemon.restored() >= 56 << 20);
-        daemon.evict();
-        assert_eq!(
-            program.say("look"),
-            "rights [3, 3, 3, 3, 1] True (1, 1, 1, 0) True 0"
-        );
-        assert_eq!(program.say("check"), "wrong 0");
-        daemon.restored();
-        daemon.evict();
-        assert_eq!(program.say("shrink"), "shrink 1");
-        assert!(!daemon.has_restored(), "a trim needs nothing back");
-        assert_eq!(program.say("grow"), "grow 0");
-        daemon.restored();
-        assert_eq!(program.say("check"), "wrong 0");
-    }
-    assert_eq!(program.say("report"), "pinned 0 10");
-    assert_eq!(program.say("export"), "export True");
-    assert_eq!(program.say("report"), format!("pinned {} 10", 2 << 20));
-    daemon.evict();
-    assert_eq!(program.say("check"), "wrong 0");
-    program.finish();
-}
-
-#[test]
-fn segments_that_cannot_grow_hear_the_drivers_code() {
-    let bench = Bench::new();
-    let mut command = script(&bench, "segments", true);
-    let _daemon = under(&bench, &mut command, Bytes::mib(96));
-    let mut program = Told::start(&mut command);
-    for _ in 0..2 {
-        assert_eq!(program.say("fill up"), "full -2 True");
         assert_eq!(program.say("check"), "wrong 0");
     }
     program.finish();

@@ -426,10 +426,7 @@ fn memory_that_passes_us_by_is_counted_named_and_limited() {
     assert!(rig.holds(ptr, 35 * G, 1));
     let report = rig.engine.report_json();
     assert!(
-        report.contains(&format!(
-            "{{\"reason\":\"other\",\"bytes\":{}}}",
-            40 * G
-        )),
+        report.contains(&format!("{{\"reason\":\"other\",\"bytes\":{}}}", 40 * G)),
         "{report}"
     );
     daemon.wait_usage(|message| {

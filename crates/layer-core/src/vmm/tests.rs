@@ -398,6 +398,28 @@ fn bug_112_scattered_free_memory_serves_a_large_request() {
     rig.assert_gone_after_detach();
 }
 
+/// NVIDIA/cuda-python#2345: after a reservation that failed, an address was freed that had never been granted, and the first
+/// error was lost.
+#[test]
+fn bug_115_a_failed_reservation_frees_nothing_and_its_error_is_kept() {
+    let rig = Rig::new(None, 64 * G);
+    let kept = rig.alloc(16 * G);
+    rig.fill(kept, 16 * G, 1);
+    rig.fake.fail_always(Call::Reserve, DeviceError::OutOfMemory);
+    rig.fake.fail_nth(Call::Reserve, 1, ERROR);
+    let tries = rig.fake.calls(Call::Reserve);
+    assert_eq!(
+        rig.engine.alloc(rig.device, 128 * G, 1),
+        Err(AllocError::Device(ERROR))
+    );
+    assert!(rig.fake.calls(Call::Reserve) > tries);
+    assert_eq!(rig.fake.calls(Call::FreeReservation), 0);
+    assert!(rig.holds(kept, 16 * G, 1));
+    rig.fake.heal();
+    rig.engine.free(kept).unwrap();
+    rig.assert_gone_after_detach();
+}
+
 #[test]
 fn what_somebody_else_may_hold_stays_and_is_named() {
     let daemon = Daemon::start(Script::default());

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod daemon;
+pub(crate) mod program;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

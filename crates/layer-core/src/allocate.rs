@@ -14,7 +14,7 @@ use crate::core::Core;
 use crate::device::{Device, Mode};
 use crate::error::{AllocError, TouchError};
 use crate::pool::Plan;
-use crate::steps;
+use crate::{steps, streamed};
 
 /// How long an allocation with lease waits for a card that is full all the same. The daemon compares the card with its
 /// ledger every second, and then takes back what was promised too much; a killed process takes a while to be gone.
@@ -77,6 +77,18 @@ pub(crate) fn own(core: &Core, device: &Arc<Device>, size: u64, owner: u64) -> R
     allocate(core, device, What::Own { size, owner })
 }
 
+/// The same without waiting for anybody: only with the lease that there is, on a card that has room.
+pub(crate) fn own_now(core: &Core, device: &Arc<Device>, size: u64, owner: u64) -> Result<u64, AllocError> {
+    match try_once(core, device, What::Own { size, owner })? {
+        Tried::Got(ptr) => {
+            core.link.poke();
+            Ok(ptr)
+        }
+        Tried::Failed(error) => Err(error),
+        Tried::Full | Tried::Short(_) => Err(AllocError::TimedOut(Bytes(size))),
+    }
+}
+
 pub(crate) fn external(core: &Core, device: &Arc<Device>, bytes: u64) -> Result<(), AllocError> {
     allocate(core, device, What::External { bytes }).map(|_| ())
 }
@@ -88,38 +100,31 @@ pub(crate) fn program(core: &Core, device: &Arc<Device>, len: u64, props: Props)
 
 fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocError> {
     let mut waiting = Waiting::default();
+    // Stream-ordered pools may have room behind running work: that is waited for once, before an allocation fails.
+    let mut waited = false;
     let result = loop {
-        let tried = match what {
-            What::Own { .. } | What::Program { .. } => {
-                core.gate.enter().map_err(|error| match error {
-                    TouchError::OutOfMemory => AllocError::TimedOut(what.bytes()),
-                    TouchError::Device(error) => AllocError::Device(error),
-                })?;
-                let inside = Inside(core);
-                let tried = match what {
-                    What::Own { size, owner } => try_own(core, device, size, owner),
-                    What::Program { len, props } => try_program(core, device, len, &props),
-                    What::External { bytes } => try_external(core, device, bytes),
-                };
-                drop(inside);
-                tried
-            }
-            What::External { bytes } => try_external(core, device, bytes),
-        };
-        match tried {
+        let failed = match try_once(core, device, what)? {
             Tried::Got(ptr) => break Ok(ptr),
-            Tried::Failed(error) => break Err(error),
-            Tried::Full => {
-                if let Err(error) = pause_full(core, device, &mut waiting) {
-                    break Err(error);
-                }
+            Tried::Failed(AllocError::OverLimit { .. }) | Tried::Full | Tried::Short(_)
+                if streamed::make_room(core, device.index) > 0 =>
+            {
+                continue;
             }
-            Tried::Short(bytes) => {
-                if let Err(error) = wait_for_lease(core, device, what.bytes(), bytes, &mut waiting) {
-                    break Err(error);
-                }
-            }
+            Tried::Failed(error) => error,
+            Tried::Full => match pause_full(core, device, &mut waiting) {
+                Ok(()) => continue,
+                Err(error) => error,
+            },
+            Tried::Short(bytes) => match wait_for_lease(core, device, what.bytes(), bytes, &mut waiting) {
+                Ok(()) => continue,
+                Err(error) => error,
+            },
+        };
+        let room = !matches!(failed, AllocError::Bypass | AllocError::Size(_));
+        if waited || !room || streamed::make_room_waiting(core, device.index) == 0 {
+            break Err(failed);
         }
+        waited = true;
     };
     match &result {
         Ok(_) => core.link.poke(),
@@ -134,6 +139,27 @@ fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocE
         }
     }
     result
+}
+
+/// One try, inside the gate if calls of the driver may be in it.
+fn try_once(core: &Core, device: &Arc<Device>, what: What) -> Result<Tried, AllocError> {
+    Ok(match what {
+        What::Own { .. } | What::Program { .. } => {
+            core.gate.enter().map_err(|error| match error {
+                TouchError::OutOfMemory => AllocError::TimedOut(what.bytes()),
+                TouchError::Device(error) => AllocError::Device(error),
+            })?;
+            let inside = Inside(core);
+            let tried = match what {
+                What::Own { size, owner } => try_own(core, device, size, owner),
+                What::Program { len, props } => try_program(core, device, len, &props),
+                What::External { bytes } => try_external(core, device, bytes),
+            };
+            drop(inside);
+            tried
+        }
+        What::External { bytes } => try_external(core, device, bytes),
+    })
 }
 
 /// Leaves the gate also if something panics on the way (no call that a thread may be cancelled in is made with it:

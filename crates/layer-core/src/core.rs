@@ -2,6 +2,7 @@
 //!
 //! # Lock order
 //! `devices` (held for a look only) → a device's `state` → the table of the program's own memory (`vmm`) → the arena's `state` → the link's `outbox` → events, gate.
+//! `streamed` is taken under none of them, and none is taken under it.
 //! No driver call is made under any of them, and no lock is held while waiting for a message.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +17,7 @@ use crate::device::Device;
 use crate::events::Events;
 use crate::gate::Gate;
 use crate::link::Link;
+use crate::streamed::Streamed;
 use crate::vmm::Vmm;
 
 /// More cards than one machine has.
@@ -72,6 +74,7 @@ pub(crate) struct Core {
     pub(crate) arena: Arena,
     pub(crate) vmm: Vmm,
     pub(crate) link: Link,
+    pub(crate) streamed: Streamed,
     pub(crate) events: Events,
     captures: Mutex<u32>,
     captures_changed: Condvar,
@@ -91,6 +94,7 @@ impl Core {
             arena: Arena::new(),
             vmm: Vmm::default(),
             link: Link::new(),
+            streamed: Streamed::default(),
             events: Events::new(config.log.clone()),
             captures: Mutex::new(0),
             captures_changed: Condvar::new(),

@@ -21,6 +21,7 @@ use crate::gate::{Gate, GateOwner};
 use crate::pool::{Freed, Pool};
 use crate::report;
 use crate::residency;
+use crate::streamed;
 
 /// How long detaching and exiting wait for a step of the owner thread.
 const STEP: Duration = Duration::from_secs(2);
@@ -38,6 +39,8 @@ pub struct Allocation {
     pub owner: u64,
     /// Never reused on a device.
     pub id: u64,
+    /// The stream-ordered pool that it comes from, by the driver's handle; 0 if from none.
+    pub pool: u64,
 }
 
 /// What a program is told about a device's memory.
@@ -300,10 +303,11 @@ impl Engine {
                 state = device.wait_for(state, left);
             }
         }
+        core.streamed.drop_device(device.index);
         core.arena.device_leaves(core, device.index);
         let live: Vec<u64> = device.lock().pool.live().map(|live| live.base).collect();
         for base in live {
-            let _ = self.free_on(&device, base);
+            let _ = free_on(core, &device, base);
         }
         let cached = device.lock().pool.drop_cached(u64::MAX);
         device.take_apart(core, &cached);
@@ -356,30 +360,12 @@ impl Engine {
         if self.core.is_child() {
             return Err(FreeError::Bypass);
         }
+        if self.core.streamed.contains(ptr) {
+            // A slab is nobody's to free; what lies in it is freed by `pool_free`.
+            return Err(FreeError::Invalid);
+        }
         let device = self.core.device_of(ptr).ok_or(FreeError::Bypass)?;
-        self.free_on(&device, ptr)
-    }
-
-    fn free_on(&self, device: &Device, ptr: u64) -> Result<(), FreeError> {
-        let mut state = device.lock();
-        let mut freed = state.pool.free(ptr)?;
-        while let Freed::Wait(span) = freed {
-            // The owner thread copies chunks of it at this moment; it starts no other one, and wakes us.
-            state = device.wait(state);
-            freed = state.pool.free_span(span);
-        }
-        let evicted_any = state.closed;
-        drop(state);
-        if let Freed::Apart(apart, pieces) = freed {
-            self.core.arena.give_back(&pieces);
-            device.take_apart(&self.core, &apart);
-        }
-        if evicted_any || !device.lock().asks.is_empty() {
-            // An allocation may wait for just this, and the owner opens the gate when nothing is evicted any more.
-            device.wake();
-        }
-        self.core.link.poke();
-        Ok(())
+        free_on(&self.core, &device, ptr)
     }
 
     /// Frees all allocations of an owner (a context that is destroyed). Returns how many there were.
@@ -398,7 +384,7 @@ impl Engine {
             .map(|live| live.base)
             .collect();
         all.into_iter()
-            .filter(|base| self.free_on(&device, *base).is_ok())
+            .filter(|base| free_on(&self.core, &device, *base).is_ok())
             .count()
     }
 
@@ -408,14 +394,22 @@ impl Engine {
         if self.core.is_child() {
             return None;
         }
+        if let Some(streamed) = self.core.streamed.lookup(ptr) {
+            return Some(streamed);
+        }
         let device = self.core.device_of(ptr)?;
-        let live = device.lock().pool.lookup(ptr)?;
+        let live = device
+            .lock()
+            .pool
+            .lookup(ptr)
+            .filter(|live| live.tag.owner != streamed::OWNER)?;
         Some(Allocation {
             base: live.base,
             size: live.size,
             device: device.index,
             owner: live.tag.owner,
             id: live.tag.id,
+            pool: 0,
         })
     }
 
@@ -631,4 +625,27 @@ impl Engine {
     pub fn is_passthrough(&self) -> bool {
         self.core.is_passthrough()
     }
+}
+
+/// Frees on a device.
+pub(crate) fn free_on(core: &Core, device: &Device, ptr: u64) -> Result<(), FreeError> {
+    let mut state = device.lock();
+    let mut freed = state.pool.free(ptr)?;
+    while let Freed::Wait(span) = freed {
+        // The owner thread copies chunks of it at this moment; it starts no other one, and wakes us.
+        state = device.wait(state);
+        freed = state.pool.free_span(span);
+    }
+    let evicted_any = state.closed;
+    drop(state);
+    if let Freed::Apart(apart, pieces) = freed {
+        core.arena.give_back(&pieces);
+        device.take_apart(core, &apart);
+    }
+    if evicted_any || !device.lock().asks.is_empty() {
+        // An allocation may wait for just this, and the owner opens the gate when nothing is evicted any more.
+        device.wake();
+    }
+    core.link.poke();
+    Ok(())
 }

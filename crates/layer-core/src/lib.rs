@@ -4,7 +4,8 @@
 //! * `pool`: books of one device: addresses, chunks, lease. `steps`: driver calls that happen as a whole or not at all.
 //! * `pins`: what must stay on the card, and why. `residency`: a device's memory leaves the card and comes back; one owner thread per device.
 //! * `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
-//! * [`engine`]: what the hooks call. [`world`]: what a process without an engine asks.
+//! * `streamed`: stream-ordered allocation out of the pool. [`engine`]: what the hooks call.
+//!   [`world`]: what a process without an engine asks.
 //!
 //! `core` states the lock order. Unsafe code is in `gate::tls` (the thread's own word), `host` (`mmap`) and `fd`
 //! (what a forked child closes) alone.
@@ -29,6 +30,7 @@ mod quiet;
 mod report;
 mod residency;
 mod steps;
+mod streamed;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -41,3 +43,6 @@ pub use engine::{Allocation, Engine, ExternalKind, MemInfo};
 pub use error::{AllocError, FreeError, TouchError};
 pub use gate::Gate;
 pub use pins::{PinError, PinId, PinReason};
+pub use streamed::{
+    Fence, FenceState, Fences, PoolError, PoolFacts, PoolFigures, StreamKey, Waited, WhichPool,
+};

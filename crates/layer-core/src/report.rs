@@ -202,6 +202,12 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
     let (bytes, handles) = core.vmm.with(|table| table.sums(device.index));
     json.number("program_bytes", bytes);
     json.number("program_handles", handles);
+    json.object("pools", |json| {
+        let (reserved, used, idle) = core.streamed.sums(device.index);
+        json.number("reserved", reserved);
+        json.number("used", used);
+        json.number("idle", idle);
+    });
     json.number("evicted", books.evicted);
     json.number("cached", books.cached);
     json.number("overhead", books.overhead);

@@ -14,7 +14,7 @@ use super::chunks::{self, Chunk, Out, Undone};
 use super::{DEPTH, reopen};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
-use crate::steps;
+use crate::{steps, streamed};
 
 /// A chunk whose copy is under way, or that needs none.
 struct Leaving {
@@ -82,13 +82,19 @@ pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
     core.link.poke();
 }
 
-/// Lease that is unused, then cached spans.
+/// Lease that is unused, then cached spans and what stream-ordered pools keep.
 fn give_without_copy(core: &Core, device: &Device, order: &Order, left: &mut u64) {
     let mut state = device.lock();
     state.give_lease(core, order, left);
     if *left > 0 && state.pool.books.stuck > 0 {
         drop(state);
         device.retry_stuck();
+        state = device.lock();
+        state.give_lease(core, order, left);
+    }
+    if *left > state.pool.books.cached && !state.dead {
+        drop(state);
+        streamed::make_room(core, device.index);
         state = device.lock();
         state.give_lease(core, order, left);
     }
@@ -143,6 +149,9 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
         core.link.poke();
         return result;
     }
+    // What streams freed is nobody's now, whatever they were doing: it goes without a copy.
+    streamed::after_quiet(core, device.index);
+    give_without_copy(core, device, order, left);
     let result = copy_out(core, device, order, left, done);
     core.arena.want_no_more();
     core.link.poke();

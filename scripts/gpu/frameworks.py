@@ -39,6 +39,8 @@ class Case:
 
 def cases():
     found = []
+    if kit.args.sim:  # whose cards run no framework's kernels
+        return [Case(f"driver {i}", python("driver_work.py"), ["copies", "fails"]) for i in range(2)]
     if installed("torch"):
         for name, env in TORCH.items():
             found.append(Case(f"{name}, compile", python("torch_work.py"), ["compile", "reduce-overhead"], env))
@@ -148,7 +150,7 @@ def frameworks():
             if good and not counted["releases"] and not all("error" in line for line in result["plain"].values()):
                 words.append("NOTHING WAS RELEASED")
                 good = False
-            row(case.name, f"{', '.join(words)}; {counted['releases']} releases of {counted['bytes'] / 1e6:.0f} MB in {slower:.0f} s"
+            row(case.name, f"{', '.join(words)}; {counted['releases']} releases of {counted['bytes'] / 1e6:.0f} MB in {slower:.0f} s, {counted['pause_ms']:.0f} ms each"
                 + (f", {refused} refused" if refused else "") + (f", {counted['trouble']}" if counted.get("trouble") else ""), "equal", good)
 
     found = cases()

@@ -77,6 +77,8 @@ def set_up(parsed):
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NVSHMEM_DISABLE_NVLS": "1",
     }
+    if "CUDA_HOME" not in BASE and (nvcc := shutil.which("nvcc")):
+        BASE["CUDA_HOME"] = str(Path(nvcc).resolve().parent.parent)
     if args.sim:
         sim = LIB.parent / "sim"
         (WORK / "sim").mkdir()
@@ -273,10 +275,14 @@ def processes_of(name, seen=None):
 
 
 class Releases(threading.Thread):
-    """Takes a task's memory and gives it back, every `period` seconds, until the task ends; counts what really went."""
+    """Takes a task's memory and gives it back, every `period` seconds, until the task ends; counts what really went.
 
-    def __init__(self, name, period=None, wait_ms=2000):
+    After `spell` seconds of that only every two seconds: a program that is slow under it still has to end in time.
+    """
+
+    def __init__(self, name, period=None, wait_ms=2000, spell=40):
         super().__init__(daemon=True)
+        self.spell, self.first, self.took = spell, None, []
         self.task, self.period, self.wait_ms = name, period or args.period, wait_ms
         self.over = threading.Event()
         self.paused, self.refused, self.by_process, self.bytes = 0, collections.Counter(), {}, 0
@@ -289,7 +295,8 @@ class Releases(threading.Thread):
                 while not self.over.is_set():
                     began = time.monotonic()
                     self.once(control)
-                    self.over.wait(max(0.02, self.period - (time.monotonic() - began)))
+                    tired = self.first is not None and began - self.first > self.spell
+                    self.over.wait(max(0.02, (2 if tired else self.period) - (time.monotonic() - began)))
             finally:
                 control.close()
         except (OSError, ValueError, KeyError) as error:
@@ -304,9 +311,12 @@ class Releases(threading.Thread):
             self.bytes = max(self.bytes, row["resident"] + row["evicted"])
         if not any(row["resident"] for row in rows):
             return
+        began = time.monotonic()
+        self.first = self.first or began
         answer = control.ask("pause", task=self.task, wait_ms=self.wait_ms)
         if "ok" in answer:
             self.paused += 1
+            self.took.append(round(1e3 * (time.monotonic() - began), 1))
         else:
             message = answer["error"]["message"]
             self.refused[message.split(": ", 1)[-1][:80]] += 1
@@ -319,7 +329,9 @@ class Releases(threading.Thread):
     def stop(self):
         self.over.set()
         self.join(45)
+        took = sorted(self.took) or [0]
         return {"releases": self.count, "paused": self.paused, "refused": dict(self.refused), "bytes": self.bytes,
+                "pause_ms": took[len(took) // 2], "pause_ms_max": took[-1],
                 **({"trouble": self.trouble} if self.trouble else {})}
 
 
@@ -339,6 +351,31 @@ def stop_daemon():
         end(SERVING.pop(), 20)
 
 
+FILL = """
+import sys
+def total():
+    lines = dict(line.split(":") for line in open("/proc/meminfo"))
+    return int(lines["MemTotal"].split()[0]) << 10, int(lines["MemAvailable"].split()[0]) << 10
+kept = []
+while total()[0] < int(sys.argv[1]) and len(kept) < int(sys.argv[1]) >> 30:
+    kept.append(bytearray(b"x") * (1 << 30))
+print(total()[0])
+"""
+
+
+def grow_memory():
+    """Some virtual machines start with little memory and are given more as they use it: uses what the arena will need."""
+    units = {"Gi": GIB, "Mi": MIB}
+    want = int(float(args.arena[:-2]) * units.get(args.arena[-2:], GIB) * 1.25) + 4 * GIB
+    try:
+        has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if has < want and not args.sim:
+            say(f"the machine shows {has / GIB:.0f} GiB and the arena wants {args.arena}: filling memory until it shows enough")
+            say(f"now {int(run([sys.executable, '-c', FILL, want], timeout=60)) / GIB:.0f} GiB")
+    except (RuntimeError, ValueError, OSError) as error:
+        note(f"--- memory did not grow: {error}")
+
+
 def daemon():
     """A daemon that answers: the one that runs, or a new one."""
     if SERVING:
@@ -354,6 +391,7 @@ def daemon():
     config.write_text(f'state_dir = "{WORK}/state"\n[arena]\nbudget = "{args.arena}"\n')
     (WORK / "state").mkdir(exist_ok=True)
     RUN.mkdir(mode=0o700)
+    grow_memory()
     with open(args.out / "daemon.log", "a") as log:
         child = start([EBB, "daemon", "--config", config, "--socket-dir", RUN], UNDER, stderr=log, stdout=log)
     for _ in range(300):
@@ -422,4 +460,4 @@ def print_table():
     width = min(44, max((len(str(t[0])) for t in TABLE), default=10))
     for what, value, target, ok in TABLE:
         value = " ".join(str(value).split())
-        print(f"{what:<{width}}  {value[:180]}  {target}  {ok}".rstrip())
+        print(f"{what:<{width}}  {value[:160]}  {target}  {ok}".rstrip())

@@ -9,7 +9,6 @@ every row, and log.txt, daemon.log and autopsy.txt beside it.
 """
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -56,9 +55,8 @@ def build_probes():
     """The two programs that are no Python. A machine without nvcc runs the sections that need none."""
     calls = ["g++", "-O2", "-std=c++17", "-o", kit.WORK / "calls", kit.PROGRAMS / "calls.cpp"]
     probe = ["nvcc", "-O2", "-arch=sm_90", "-o", kit.WORK / "probe", kit.PROGRAMS / "probe.cu", "-lcuda"]
-    nvcc = shutil.which("nvcc")
-    cuda = os.environ.get("CUDA_HOME") or (os.path.dirname(os.path.dirname(os.path.realpath(nvcc))) if nvcc else "/usr/local/cuda")
-    for name, command in (("calls", [*calls, f"-I{cuda}/include", "-ldl", "-pthread"]), ("probe", probe)):
+    include = f"-I{kit.BASE.get('CUDA_HOME', '/usr/local/cuda')}/include"
+    for name, command in (("calls", [*calls, include, "-ldl", "-pthread"]), ("probe", probe)):
         try:
             kit.run(command, timeout=120)
         except (OSError, RuntimeError) as error:

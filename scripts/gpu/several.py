@@ -64,7 +64,7 @@ def two_cards():
     if cards() < 2:
         row("one process on two cards", "not run: there is one card")
         return
-    gib = 4 if kit.args.quick else 40
+    gib = 24  # twice that has to fit into the arena
     devices = {device["uuid"]: device["index"] for device in kit.listing()["devices"]}
     talk = Talk(under(python("two_cards.py", gib), "--name", "both"), kit.UNDER)
     say(f"holds {talk.answer()['ready']}")
@@ -74,7 +74,7 @@ def two_cards():
 
     before = resident()
     # Another job fills the second card: the first card's memory has to stay where it is.
-    filler = start(under([kit.WORK / "calls", "hold", (120 if not kit.args.quick else 130) * GIB], "--name", "filler"),
+    filler = start(under([kit.WORK / "calls", "hold", 128 * GIB], "--name", "filler"),
                    {**kit.UNDER, "CUDA_VISIBLE_DEVICES": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     came = filler.stdout.readline().strip()
     after = resident()

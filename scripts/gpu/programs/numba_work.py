@@ -1,5 +1,6 @@
 """Numba kernels over device arrays, pinned arrays and streams. Knows nothing of ebb."""
 
+import numpy_names  # noqa: F401, before numba
 import numpy as np
 from numba import cuda
 

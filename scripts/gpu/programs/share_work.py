@@ -1,8 +1,5 @@
 """PyTorch tensors that go between processes: both ways through queues, with events, and DataLoader workers with pinned memory."""
 
-import os
-import sys
-
 import torch
 import torch.multiprocessing as mp
 
@@ -108,6 +105,4 @@ def loader(steps):
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.set_sharing_strategy("file_system" if os.environ.get("SHARE_FILES") else torch.multiprocessing.get_sharing_strategy())
     works.run_all({"queues": queues, "events": events, "loader": loader}, works.options())
-    sys.exit(0)

@@ -1,6 +1,6 @@
 """One framework, warm, that does so many steps each time a number arrives on stdin and says how long they took.
 
-    window.py torch|torch-graphs|jax|cupy|cupy-async|numba|triton
+    window.py torch|torch-graphs|jax|cupy|cupy-async|numba|triton|driver
 
 Prints {"ready": seconds of one step} first. Knows nothing of ebb.
 """
@@ -76,6 +76,7 @@ def cupy_step(pool):
 
 
 def numba_step():
+    import numpy_names  # noqa: F401, before numba
     import numpy as np
     from numba import cuda
 
@@ -111,7 +112,23 @@ def triton_step():
     return step, torch.cuda.synchronize
 
 
+def driver_step():
+    import driver_work as work
+    driver = work.driver
+    work.begin()
+    kept = work.ok(driver.cuMemAlloc(1 << 20))
+
+    def step():
+        for _ in range(20):
+            part = work.ok(driver.cuMemAlloc(1 << 16))
+            work.ok(driver.cuMemcpyDtoD(part, kept, 1 << 12))
+            work.ok(driver.cuMemFree(part))
+
+    return step, lambda: work.ok(driver.cuCtxSynchronize())
+
+
 KINDS = {
+    "driver": driver_step,
     "torch": torch_step, "torch-graphs": lambda: torch_step(True), "jax": jax_step, "cupy": lambda: cupy_step("default"),
     "cupy-async": lambda: cupy_step("async"), "numba": numba_step, "triton": triton_step,
 }

@@ -447,3 +447,38 @@ fn bug_140_allocated_resident_cached_evicted_and_unmanaged_are_told_apart() {
     });
     assert!(row.allocated.is_zero());
 }
+
+/// The strict mode: what has no room now fails now, with the driver's code, and nobody is evicted for it.
+#[test]
+fn a_strict_program_oversubscribes_nothing() {
+    let stage = Stage::new(Options::default());
+    let mut neighbour = job(&stage, &["--name", "neighbour"]);
+    neighbour.ask("open 0");
+    assert_eq!(neighbour.ask(&format!("alloc {}", 150 * MIB)), 0);
+    let mut strict = job(&stage, &["--strict", "--name", "strict"]);
+    let info = strict.ask("open 0");
+    // The card, less both contexts and what the neighbour has: what the driver itself says.
+    assert_eq!(info, json!([(256 - 8 - 150) * MIB, 256 * MIB]));
+    assert_eq!(strict.ask(&format!("alloc {}", 100 * MIB)), 2);
+    assert_eq!(strict.ask("info"), info, "a refusal changes nothing");
+    let snapshot = stage.snapshot();
+    assert_eq!(snapshot.totals.releases, 0, "nobody was evicted");
+    // What the ledger keeps for the next program's context is not given away either.
+    let free = snapshot.devices[0].free.0;
+    assert_eq!(
+        strict.ask(&format!("alloc {free}")),
+        0,
+        "the last granule that is in nobody's hands"
+    );
+    assert_eq!(strict.ask(&format!("alloc {}", 2 * MIB)), 2);
+    assert_eq!(stage.snapshot().totals.releases, 0);
+    // A limit holds as ever, and what is freed can be had again.
+    strict.ask("free");
+    assert_eq!(strict.ask(&format!("alloc {free}")), 0);
+    // Without the option the same request is met by an eviction.
+    drop(strict);
+    let mut lenient = job(&stage, &[]);
+    lenient.ask("open 0");
+    assert_eq!(lenient.ask(&format!("alloc {}", 150 * MIB)), 0);
+    assert!(stage.snapshot().totals.releases > 0);
+}

@@ -126,6 +126,9 @@ pub(crate) struct RunArgs {
     /// Which GPU: what the program finds by itself, the simulated one, or a real one for certain
     #[arg(long, value_enum, default_value_t, value_name = "GPU")]
     pub gpu: Gpu,
+    /// Take only what nobody holds: an allocation without room fails at once, nobody is evicted for it
+    #[arg(long)]
+    pub strict: bool,
     /// Run the program even if no GPU driver is found
     #[arg(long)]
     pub allow_no_gpu: bool,

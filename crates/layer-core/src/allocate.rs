@@ -350,7 +350,7 @@ pub(crate) fn more_addresses(device: &Device, at_least: u64) -> Result<(), Devic
 fn pause_full(core: &Core, device: &Device, waiting: &mut Waiting) -> Result<(), AllocError> {
     let full = AllocError::Device(DeviceError::OutOfMemory);
     let state = device.lock();
-    if state.mode == Mode::Alone {
+    if state.mode == Mode::Alone || core.config.strict {
         // As without us.
         return Err(full);
     }
@@ -388,12 +388,14 @@ fn wait_for_lease(
         return Ok(());
     }
     let early = state.early.is_some_and(|at| at.elapsed() < RETRY_WINDOW);
-    let long = early || {
-        drop(state);
-        let retries = (core.config.program_retries)();
-        state = device.lock();
-        !retries
-    };
+    let strict = core.config.strict;
+    let long = !strict
+        && (early || {
+            drop(state);
+            let retries = (core.config.program_retries)();
+            state = device.lock();
+            !retries
+        });
     let wait = if long {
         core.waits.alloc_max()
     } else {
@@ -404,7 +406,8 @@ fn wait_for_lease(
     if state.epoch != epoch || short == 0 {
         return Ok(());
     }
-    let Some(ask) = state.ask(core, ask_kind::ALLOC, short, long) else {
+    let kind = if strict { ask_kind::STRICT } else { ask_kind::ALLOC };
+    let Some(ask) = state.ask(core, kind, short, long) else {
         return Ok(());
     };
     let denied = loop {

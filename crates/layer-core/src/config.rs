@@ -39,6 +39,9 @@ pub struct Config {
     pub cache_max: Bytes,
     /// The largest physical chunk. What a good size is: see `chunk_size` in `pool`.
     pub chunk_max: Bytes,
+    /// Nothing is oversubscribed: an allocation that has no room now fails now, and free memory is what could be had without anybody's
+    /// eviction.
+    pub strict: bool,
     /// Where arena segments appear.
     pub host: Arc<dyn HostMemory>,
 }
@@ -72,11 +75,12 @@ impl Config {
             usage_every: Duration::from_millis(100),
             cache_max: Bytes::gib(1),
             chunk_max: Bytes::mib(128),
+            strict: false,
             host,
         }
     }
 
-    /// As the environment of this process says: `EBB_SOCKET_DIR`, `EBB_TASK_TOKEN`, `EBB_LOG`.
+    /// As the environment of this process says: `EBB_SOCKET_DIR`, `EBB_TASK_TOKEN`, `EBB_LOG`, `EBB_STRICT`.
     #[must_use]
     pub fn from_env(host: Arc<dyn HostMemory>) -> Self {
         let path = |name| {
@@ -101,6 +105,8 @@ impl Config {
                 .and_then(|exe| Some(exe.file_name()?.to_string_lossy().into_owned()))
                 .unwrap_or_default(),
             log: path("EBB_LOG"),
+            strict: std::env::var(paths::ENV_STRICT)
+                .is_ok_and(|value| matches!(value.as_str(), "1" | "on" | "true" | "yes")),
             ..Self::new(host)
         }
     }

@@ -53,6 +53,15 @@ pub enum MemInfo {
         /// What the task could still get.
         free: Bytes,
     },
+    /// As [`MemInfo::Own`], but no more is free than the driver says and the pool has cached.
+    Strict {
+        /// The limit, or the card.
+        total: Bytes,
+        /// What the task may still get.
+        free: Bytes,
+        /// To be added to the driver's free.
+        cached: Bytes,
+    },
     /// No daemon and no limit: the driver's answer, with this many free bytes more (cached by the pool).
     Driver {
         /// To be added to the driver's free.
@@ -436,6 +445,13 @@ impl Engine {
             };
         }
         let total = books.limit.min(device.total.get());
+        if self.core.config.strict {
+            return MemInfo::Strict {
+                total: Bytes(total),
+                free: Bytes(total.saturating_sub(books.charged())),
+                cached: Bytes(books.cached),
+            };
+        }
         MemInfo::Own {
             total: Bytes(total),
             free: Bytes(total.saturating_sub(books.charged())),
@@ -553,6 +569,12 @@ impl Engine {
         if !self.core.is_child() {
             self.core.events.note(text);
         }
+    }
+
+    /// Whether room that a daemon may make is worth waiting for.
+    #[must_use]
+    pub fn may_wait(&self) -> bool {
+        !self.core.config.strict && self.may_be_served()
     }
 
     /// Whether a daemon serves this process, or may do so in a moment.

@@ -382,6 +382,11 @@ impl Running {
     pub(crate) fn mem_info(&self, index: usize, free: u64, total: u64) -> (u64, u64) {
         match self.engine.mem_info(index) {
             MemInfo::Own { total, free } => (free.0, total.0),
+            MemInfo::Strict {
+                total,
+                free: own,
+                cached,
+            } => (own.0.min(free.saturating_add(cached.0)), total.0),
             MemInfo::Driver { cached } => (free.saturating_add(cached.0).min(total), total),
         }
     }

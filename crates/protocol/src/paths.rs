@@ -8,6 +8,8 @@ pub const ENV_SOCKET_DIR: &str = "EBB_SOCKET_DIR";
 pub const ENV_TOKEN: &str = "EBB_TASK_TOKEN";
 /// Environment: `off` makes the preloaded library do nothing at all.
 pub const ENV_SWITCH: &str = "EBB";
+/// Environment: `1` makes the library take only what nobody holds: nothing is oversubscribed by this program.
+pub const ENV_STRICT: &str = "EBB_STRICT";
 /// Folder of the system's daemon.
 pub const SYSTEM_DIR: &str = "/run/ebb";
 /// The layer's socket in that folder.

@@ -289,6 +289,8 @@ pub mod ask_kind {
     pub const ALLOC: u32 = 0;
     /// Evicted bytes to come back: may be granted in several pieces, in order.
     pub const RESTORE: u32 = 1;
+    /// A new allocation from what nobody holds now: granted whole or denied at once, and nobody is evicted for it.
+    pub const STRICT: u32 = 2;
 }
 
 /// How a reclaim ended.

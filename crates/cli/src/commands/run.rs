@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use ebb_protocol::control::{NewTask, Payload, Request};
-use ebb_protocol::paths::{ENV_SOCKET_DIR, ENV_SWITCH, ENV_TOKEN};
+use ebb_protocol::paths::{ENV_SOCKET_DIR, ENV_STRICT, ENV_SWITCH, ENV_TOKEN};
 use ebb_units::TaskId;
 
 use crate::args::{Global, Gpu, IdleRelease, RunArgs};
@@ -54,6 +54,9 @@ pub(crate) fn run(global: &Global, args: &RunArgs) -> Result<()> {
         std::path::absolute(client.folder()).unwrap_or_else(|_| client.folder().into()),
     );
     command.env(ENV_TOKEN, token);
+    if args.strict {
+        command.env(ENV_STRICT, "1");
+    }
     if let Some(sim) = sim {
         command.env(
             "LD_LIBRARY_PATH",

@@ -108,7 +108,7 @@ fn try_again(result: CUresult, since: &mut Option<Instant>) -> bool {
     if result != CUresult::ERROR_OUT_OF_MEMORY {
         return false;
     }
-    let served = with(|running| Some(running.engine.may_be_served())).unwrap_or(false);
+    let served = with(|running| Some(running.engine.may_wait())).unwrap_or(false);
     if !served || since.get_or_insert_with(Instant::now).elapsed() > CONTEXT_WAIT {
         return false;
     }

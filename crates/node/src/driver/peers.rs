@@ -172,13 +172,30 @@ impl Driver {
                 if client.asks.len() >= MAX_ASKS || !client.asks.insert(ask) {
                     return self.bad_packet(conn, "an ask's number is used twice, or too many are open");
                 }
+                if kind == ask_kind::STRICT && !self.has_room(DeviceId(device), bytes) {
+                    if let Some(client) = self.client_mut(peer, DeviceId(device)) {
+                        client.asks.remove(&ask);
+                    }
+                    let reason = ebb_protocol::wire::deny::NEVER_FITS;
+                    let last = true;
+                    let message = ToLayer::Deny {
+                        device,
+                        ask,
+                        reason,
+                        last,
+                    };
+                    return self.send(peer, &message, Vec::new());
+                }
+                let Some(client) = self.client_mut(peer, DeviceId(device)).map(|client| client.id) else {
+                    return;
+                };
                 let kind = if kind == ask_kind::RESTORE {
                     AskKind::Restore
                 } else {
                     AskKind::Alloc
                 };
                 let event = Event::Ask {
-                    client: client.id,
+                    client,
                     ask: AskId(ask),
                     kind,
                     bytes,
@@ -426,6 +443,14 @@ impl Driver {
         self.settle();
         self.recovered(process);
         self.state_dirty = true;
+    }
+
+    /// Whether so much of a card is in nobody's hands now.
+    fn has_room(&mut self, device: DeviceId, bytes: Bytes) -> bool {
+        self.settle();
+        let view = self.arbiter.snapshot();
+        let free = view.devices.iter().find(|seen| seen.device == device);
+        free.is_some_and(|seen| seen.free >= bytes)
     }
 
     fn lease_of(&mut self, client: ClientId) -> Bytes {

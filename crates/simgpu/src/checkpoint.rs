@@ -114,11 +114,13 @@ fn lock_calls(timeout_ms: u64) -> R {
     Ok(())
 }
 
-/// What the driver (580) does not checkpoint: managed memory, and memory that two processes know by a legacy handle. The process stays locked.
+/// What the driver (580) does not checkpoint: managed memory, memory that two processes know by a legacy
+/// handle, and multicast objects. The process stays locked.
 fn refuse_what_cannot_move() -> R {
     let shared = |allocation: &crate::memory::Allocation| allocation.shared;
     let blocked = managed::exists()
         || crate::ipc::is_any_open()
+        || crate::multicast::exists()
         || process().memory.read().allocations.values().any(shared);
     if blocked {
         Err(CUresult::ERROR_NOT_SUPPORTED)

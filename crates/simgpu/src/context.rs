@@ -220,6 +220,7 @@ impl Context {
             .remove_where(|function| function.context == handle);
         crate::ipc::free_context(handle);
         crate::memory::alloc::free_context(self);
+        crate::memory::array::free_context(handle);
         crate::memory::host::free_context(handle);
         process.contexts.remove(handle);
         process

@@ -17,12 +17,12 @@ const INVALID: CUresult = CUresult::ERROR_INVALID_VALUE;
 
 /// Whether a call may return before its work is done.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum When {
+pub(crate) enum When {
     Now,
     Later,
 }
 
-fn line(to: u64, from: u64, bytes: u64) -> Copy {
+pub(crate) fn line(to: u64, from: u64, bytes: u64) -> Copy {
     Copy {
         to: Side::line(to),
         from: Side::line(from),
@@ -56,7 +56,7 @@ fn check_known(address: u64, bytes: u64) -> R {
     }
 }
 
-fn copy(stream: &Arc<Stream>, copy: Copy, when: When) -> R {
+pub(crate) fn copy(stream: &Arc<Stream>, copy: Copy, when: When) -> R {
     let bytes = copy.width * copy.height * copy.depth;
     if bytes == 0 {
         return stream.context.check();
@@ -222,11 +222,22 @@ fn side(
     pitch: usize,
     rows: usize,
     at: [usize; 3],
+    array: CUarray,
+    extent: [usize; 3],
 ) -> Result<Side, CUresult> {
+    if kind == CU_MEMORYTYPE_ARRAY {
+        let [at, extent] = [at, extent].map(|place| place.map(|part| part as u64));
+        let side = crate::memory::array::find(array)?.side(at, extent);
+        let (address, pitch, plane) = side.ok_or(INVALID)?;
+        return Ok(Side {
+            address,
+            pitch,
+            plane,
+        });
+    }
     let start = match kind {
         CU_MEMORYTYPE_HOST => host,
         CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => device.0,
-        CU_MEMORYTYPE_ARRAY => return Err(CUresult::ERROR_NOT_SUPPORTED),
         _ => return Err(INVALID),
     };
     if start == 0 {
@@ -250,6 +261,8 @@ pub(crate) fn describe_2d(p: &CUDA_MEMCPY2D) -> Result<Copy, CUresult> {
         p.srcPitch,
         p.Height,
         [p.srcXInBytes, p.srcY, 0],
+        p.srcArray,
+        [p.WidthInBytes, p.Height, 1],
     )?;
     let to = side(
         p.dstMemoryType,
@@ -258,6 +271,8 @@ pub(crate) fn describe_2d(p: &CUDA_MEMCPY2D) -> Result<Copy, CUresult> {
         p.dstPitch,
         p.Height,
         [p.dstXInBytes, p.dstY, 0],
+        p.dstArray,
+        [p.WidthInBytes, p.Height, 1],
     )?;
     let copy = Copy {
         to,
@@ -283,6 +298,8 @@ pub(crate) fn describe_3d(p: &CUDA_MEMCPY3D) -> Result<Copy, CUresult> {
         p.srcPitch,
         p.srcHeight.max(p.Height),
         from_at,
+        p.srcArray,
+        [p.WidthInBytes, p.Height, p.Depth],
     )?;
     let to = side(
         p.dstMemoryType,
@@ -291,6 +308,8 @@ pub(crate) fn describe_3d(p: &CUDA_MEMCPY3D) -> Result<Copy, CUresult> {
         p.dstPitch,
         p.dstHeight.max(p.Height),
         to_at,
+        p.dstArray,
+        [p.WidthInBytes, p.Height, p.Depth],
     )?;
     let copy = Copy {
         to,

@@ -114,6 +114,7 @@ pub(crate) fn cuDeviceGetExecAffinitySupport(
 /// What a simulated device answers; what is not here is a feature that it does not have.
 fn attribute(attribute: CUdevice_attribute, physical: u32) -> i32 {
     match attribute {
+        CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED => i32::from(crate::multicast::is_supported()),
         CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X
         | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => 1024,
@@ -157,6 +158,7 @@ fn attribute(attribute: CUdevice_attribute, physical: u32) -> i32 {
         | CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
         | CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        | CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
         | CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED

@@ -28,10 +28,12 @@ mod capture;
 mod checkpoint;
 mod context;
 mod copy;
+mod copy_array;
 mod device;
 mod entry;
 mod event;
 mod export;
+mod external;
 mod faults;
 mod graph;
 mod graph_memory;
@@ -43,11 +45,13 @@ mod launch;
 mod memory;
 mod misc;
 mod module;
+mod multicast;
 mod pool;
 mod proc_address;
 mod process;
 mod routes;
 mod stream;
+mod texture;
 mod work;
 
 /// What a function of the interface comes to.

@@ -15,6 +15,7 @@ use crate::handles::Table;
 use crate::memory::Memory;
 use crate::memory::phys::{Arena, Phys, abandon_objects_after_fork};
 use crate::module::{Function, Library, Module};
+use crate::multicast::Multicast;
 use crate::pool::Pool;
 use crate::stream::Stream;
 
@@ -31,6 +32,8 @@ pub(crate) struct Primary {
 #[derive(Debug)]
 pub(crate) struct MemHandle {
     pub(crate) phys: Arc<Phys>,
+    /// Set if it is a multicast object.
+    pub(crate) multicast: Option<Multicast>,
     pub(crate) references: Mutex<u32>,
 }
 

@@ -61,6 +61,13 @@ pub(crate) use crate::copy::{
     cuMemsetD32_v2, cuMemsetD32_v2 as cuMemsetD32_v2_ptds, cuMemsetD32Async,
     cuMemsetD32Async as cuMemsetD32Async_ptsz,
 };
+pub(crate) use crate::copy_array::{
+    cuMemcpyAtoA_v2, cuMemcpyAtoA_v2 as cuMemcpyAtoA_v2_ptds, cuMemcpyAtoD_v2,
+    cuMemcpyAtoD_v2 as cuMemcpyAtoD_v2_ptds, cuMemcpyAtoH_v2, cuMemcpyAtoH_v2 as cuMemcpyAtoH_v2_ptds,
+    cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync_v2 as cuMemcpyAtoHAsync_v2_ptsz, cuMemcpyDtoA_v2,
+    cuMemcpyDtoA_v2 as cuMemcpyDtoA_v2_ptds, cuMemcpyHtoA_v2, cuMemcpyHtoA_v2 as cuMemcpyHtoA_v2_ptds,
+    cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync_v2 as cuMemcpyHtoAAsync_v2_ptsz,
+};
 pub(crate) use crate::device::{
     cuDeviceCanAccessPeer, cuDeviceComputeCapability, cuDeviceGet, cuDeviceGetAttribute,
     cuDeviceGetByPCIBusId, cuDeviceGetCount, cuDeviceGetExecAffinitySupport, cuDeviceGetName,
@@ -72,6 +79,12 @@ pub(crate) use crate::event::{
     cuEventElapsedTime as cuEventElapsedTime_v2, cuEventQuery, cuEventRecord,
     cuEventRecord as cuEventRecord_ptsz, cuEventRecordWithFlags,
     cuEventRecordWithFlags as cuEventRecordWithFlags_ptsz, cuEventSynchronize,
+};
+pub(crate) use crate::external::{
+    cuDestroyExternalMemory, cuDestroyExternalSemaphore, cuExternalMemoryGetMappedBuffer,
+    cuImportExternalMemory, cuImportExternalSemaphore, cuSignalExternalSemaphoresAsync,
+    cuSignalExternalSemaphoresAsync as cuSignalExternalSemaphoresAsync_ptsz, cuWaitExternalSemaphoresAsync,
+    cuWaitExternalSemaphoresAsync as cuWaitExternalSemaphoresAsync_ptsz,
 };
 pub(crate) use crate::graph::{
     cuGraphClone, cuGraphCreate, cuGraphDestroy, cuGraphExecDestroy, cuGraphExecGetFlags,
@@ -110,6 +123,12 @@ pub(crate) use crate::memory::alloc::{
     cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch_v2, cuMemFree_v2, cuMemGetAddressRange_v2,
     cuMemGetInfo_v2,
 };
+pub(crate) use crate::memory::array::{
+    cuArray3DCreate_v2, cuArray3DGetDescriptor_v2, cuArrayCreate_v2, cuArrayDestroy, cuArrayGetDescriptor_v2,
+    cuArrayGetMemoryRequirements, cuArrayGetPlane, cuArrayGetSparseProperties, cuMemMapArrayAsync,
+    cuMemMapArrayAsync as cuMemMapArrayAsync_ptsz, cuMipmappedArrayCreate, cuMipmappedArrayDestroy,
+    cuMipmappedArrayGetLevel, cuMipmappedArrayGetMemoryRequirements, cuMipmappedArrayGetSparseProperties,
+};
 pub(crate) use crate::memory::host::{
     cuMemAllocHost_v2, cuMemFreeHost, cuMemHostAlloc, cuMemHostGetDevicePointer_v2, cuMemHostGetFlags,
     cuMemHostRegister_v2, cuMemHostRegister_v2 as cuMemHostRegister, cuMemHostUnregister,
@@ -142,6 +161,10 @@ pub(crate) use crate::module::{
     cuModuleGetLoadingMode, cuModuleLoad, cuModuleLoadData, cuModuleLoadDataEx, cuModuleLoadFatBinary,
     cuModuleUnload, cuOccupancyMaxActiveBlocksPerMultiprocessor,
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+};
+pub(crate) use crate::multicast::{
+    cuMulticastAddDevice, cuMulticastBindAddr, cuMulticastBindAddr_v2, cuMulticastBindMem,
+    cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastGetGranularity, cuMulticastUnbind,
 };
 pub(crate) use crate::pool::{
     cuDeviceGetDefaultMemPool, cuDeviceGetMemPool, cuDeviceSetMemPool, cuMemAllocAsync,
@@ -178,4 +201,9 @@ pub(crate) use crate::stream::{
     cuStreamWriteValue32_v2 as cuStreamWriteValue32_v2_ptsz, cuStreamWriteValue64_v2,
     cuStreamWriteValue64_v2 as cuStreamWriteValue64, cuStreamWriteValue64_v2 as cuStreamWriteValue64_ptsz,
     cuStreamWriteValue64_v2 as cuStreamWriteValue64_v2_ptsz,
+};
+pub(crate) use crate::texture::{
+    cuSurfObjectCreate, cuSurfObjectDestroy, cuSurfObjectGetResourceDesc, cuTexObjectCreate,
+    cuTexObjectDestroy, cuTexObjectGetResourceDesc, cuTexObjectGetResourceViewDesc,
+    cuTexObjectGetTextureDesc,
 };

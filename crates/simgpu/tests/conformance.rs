@@ -45,12 +45,8 @@ fn nothing_works_before_cuInit() {
 #[test]
 fn unknown_features_say_so() {
     alone("unknown_features_say_so", &[], |cuda| {
-        let mut array = CUarray::NULL;
-        let shape = CUDA_ARRAY_DESCRIPTOR::default();
-        assert_eq!(
-            cuda.cuArrayCreate_v2(&mut array, &shape),
-            CUresult::ERROR_NOT_SUPPORTED
-        );
+        let mut reference = CUtexref::NULL;
+        assert_eq!(cuda.cuTexRefCreate(&mut reference), CUresult::ERROR_NOT_SUPPORTED);
     });
 }
 

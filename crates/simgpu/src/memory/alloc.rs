@@ -69,7 +69,7 @@ pub(crate) fn unmap_block(address: u64) {
 /// Allocates in a context. `bytes` is not zero.
 pub(crate) fn allocate(context: &Context, bytes: u64, kind: Kind) -> Result<u64, CUresult> {
     let process = process();
-    let small = bytes < OWN_BLOCKS_FROM && matches!(kind, Kind::Legacy { .. } | Kind::Global);
+    let small = bytes < OWN_BLOCKS_FROM && matches!(kind, Kind::Legacy { .. } | Kind::Global | Kind::Array);
     let device = context.shared.device;
     let address = if kind == Kind::Managed {
         managed::allocate(bytes)?
@@ -111,7 +111,7 @@ pub(crate) fn allocate(context: &Context, bytes: u64, kind: Kind) -> Result<u64,
 fn give_back(context: &Context, address: u64, allocation: &Allocation) {
     let in_heap = match allocation.kind {
         Kind::Legacy { small } => small,
-        Kind::Global => allocation.size < OWN_BLOCKS_FROM,
+        Kind::Global | Kind::Array => allocation.size < OWN_BLOCKS_FROM,
         _ => false,
     };
     if allocation.kind == Kind::Managed {
@@ -119,7 +119,9 @@ fn give_back(context: &Context, address: u64, allocation: &Allocation) {
         return;
     }
     if !in_heap {
-        unmap_block(address);
+        // A buffer of external memory may begin inside its block.
+        let base = process().memory.read().mapping_at(address).map(|(base, _)| base);
+        unmap_block(base.unwrap_or(address));
         return;
     }
     let mut heap = lock(&context.heap);
@@ -150,7 +152,7 @@ pub(crate) fn free_context(context: &Context) {
     }
 }
 
-/// Frees a module's variable.
+/// Frees a module's variable, or an array's memory.
 pub(crate) fn free_global(context: &Context, address: u64) {
     let allocation = process().memory.write().allocations.remove(&address);
     if let Some(allocation) = allocation {
@@ -242,7 +244,9 @@ pub(crate) fn cuMemFree_v2(_: &Caller, dptr: CUdeviceptr) -> R {
         .get(&dptr.0)
         .map(|allocation| allocation.kind);
     match kind {
-        None | Some(Kind::Imported | Kind::Global) => return Err(CUresult::ERROR_INVALID_VALUE),
+        None | Some(Kind::Imported | Kind::Global | Kind::Array) => {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
         Some(Kind::Graph) => return crate::graph_memory::free_memory(dptr.0),
         Some(_) => {}
     }

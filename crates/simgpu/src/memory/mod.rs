@@ -7,6 +7,7 @@
 //! streams look into these tables first, piece by piece, and set the context's error instead of crashing.
 
 pub(crate) mod alloc;
+pub(crate) mod array;
 pub(crate) mod heap;
 pub(crate) mod host;
 pub(crate) mod managed;
@@ -72,12 +73,16 @@ pub(crate) enum Kind {
     Managed,
     /// A stream-ordered pool, by handle.
     Pool(usize),
+    /// A buffer of another interface's memory.
+    External,
     /// Opened from another process.
     Imported,
     /// A variable of a module.
     Global,
     /// A memory node of a graph.
     Graph,
+    /// An array: no address that a program may use.
+    Array,
 }
 
 /// Memory that was given out by an allocating call.
@@ -354,7 +359,9 @@ impl Tables {
     pub(crate) fn place_for_copy(&self, address: u64, size: u64, device: u32, write: bool) -> Place {
         let owner = self
             .allocation_at(address)
-            .filter(|(_, allocation)| matches!(allocation.kind, Kind::Legacy { .. } | Kind::Global))
+            .filter(|(_, allocation)| {
+                matches!(allocation.kind, Kind::Legacy { .. } | Kind::Global | Kind::Array)
+            })
             .and_then(|_| self.mapping_at(address))
             .and_then(|(_, mapping)| mapping.phys.device);
         self.place(address, size, owner.unwrap_or(device), write)

@@ -10,9 +10,12 @@ use super::{HOST, Mapping, READ, READ_WRITE};
 use crate::R;
 use crate::caller::Caller;
 use crate::handles::fresh;
+use crate::multicast::Multicast;
 use crate::process::{MemHandle, lock, process};
 
 const INVALID: CUresult = CUresult::ERROR_INVALID_VALUE;
+/// Among the allocation flags, in a part that is reserved: the object is a multicast one.
+pub(crate) const MULTICAST_MARK: u16 = 0x8000;
 /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`.
 const MAPPED_BY_PCIE: u64 = 1;
 /// The host's page size.
@@ -131,16 +134,17 @@ pub(crate) fn cuMemCreate(
         properties,
         exportable,
     )?;
-    c.put(handle, add_handle(phys))
+    c.put(handle, add_handle(phys, None))
 }
 
 /// Gives memory its handle, or the same handle again after it was released.
-fn add_handle(phys: Arc<Phys>) -> CUmemGenericAllocationHandle {
+pub(crate) fn add_handle(phys: Arc<Phys>, multicast: Option<Multicast>) -> CUmemGenericAllocationHandle {
     let handle = *phys.handle.get_or_init(fresh);
     process().mem_handles.insert(
         handle,
         Arc::new(MemHandle {
             phys,
+            multicast,
             references: Mutex::new(1),
         }),
     );
@@ -182,6 +186,9 @@ pub(crate) fn cuMemMap(
     }
     if size > found.phys.bytes {
         return Err(INVALID);
+    }
+    if let Some(multicast) = &found.multicast {
+        multicast.wait_complete();
     }
     let mut tables = process().memory.write();
     let inside = tables
@@ -305,7 +312,7 @@ pub(crate) fn cuMemRetainAllocationHandle(
             return c.put(handle, CUmemGenericAllocationHandle(value as u64));
         }
     }
-    c.put(handle, add_handle(phys))
+    c.put(handle, add_handle(phys, None))
 }
 
 pub(crate) fn cuMemGetAllocationPropertiesFromHandle(
@@ -313,7 +320,11 @@ pub(crate) fn cuMemGetAllocationPropertiesFromHandle(
     prop: *mut CUmemAllocationProp,
     handle: CUmemGenericAllocationHandle,
 ) -> R {
-    c.put(prop, find(handle)?.phys.properties)
+    let found = find(handle)?;
+    if found.multicast.is_some() {
+        return Err(INVALID);
+    }
+    c.put(prop, found.phys.properties)
 }
 
 pub(crate) fn cuMemExportToShareableHandle(
@@ -349,6 +360,10 @@ pub(crate) fn cuMemImportFromShareableHandle(
     // A descriptor is passed in the pointer's place.
     let fd = i32::try_from(osHandle as usize).map_err(|_| INVALID)?;
     let object = process.machine.import_object(fd).map_err(|_| INVALID)?;
+    if flags_from(object.flags)[3] == MULTICAST_MARK {
+        // Teams of several processes are not simulated.
+        return Err(CUresult::ERROR_NOT_SUPPORTED);
+    }
     let location = match object.device {
         HOST_DEVICE => CUmemLocation {
             type_: CU_MEM_LOCATION_TYPE_HOST_NUMA,
@@ -365,7 +380,10 @@ pub(crate) fn cuMemImportFromShareableHandle(
     };
     c.put(
         handle,
-        add_handle(Phys::import(process.machine, process.arena, object, properties)),
+        add_handle(
+            Phys::import(process.machine, process.arena, object, properties),
+            None,
+        ),
     )
 }
 

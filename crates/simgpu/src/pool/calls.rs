@@ -130,7 +130,7 @@ pub(crate) fn cuMemFreeAsync(c: &Caller, dptr: CUdeviceptr, hStream: CUstream) -
             Ok(())
         }
         Kind::Legacy { .. } | Kind::Managed | Kind::Graph => submit(&stream, Work::Release(dptr.0)).map(drop),
-        Kind::Imported | Kind::Global => Err(INVALID),
+        Kind::Imported | Kind::Global | Kind::Array | Kind::External => Err(INVALID),
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) fn sim_links(folder: &Path) -> Result<()> {
 
 /// Builds for shipping: a folder that can be copied to /usr/local as it is.
 pub(crate) fn dist() -> Result<()> {
-    run(cargo(&["build", "--profile", "dist", "--locked"]).args(PARTS))?;
+    run(cargo(&["build", "--profile", "dist", "--locked", "-p", "ebb-conformance"]).args(PARTS))?;
     let dist = workspace()?.target.join("dist");
     sim_links(&dist)?;
     // The command that was built knows best what belongs where.
@@ -81,6 +81,8 @@ pub(crate) fn dist() -> Result<()> {
         .arg("--prefix")
         .arg(&dist)
         .stdout(std::process::Stdio::null()))?;
+    // Not part of an installation, but wanted beside it on a machine that has a card and no compiler.
+    std::fs::copy(dist.join("ebb-conformance"), dist.join("bin/ebb-conformance"))?;
     for (shell, place) in [
         ("bash", "share/bash-completion/completions/ebb"),
         ("zsh", "share/zsh/site-functions/_ebb"),

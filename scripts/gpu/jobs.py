@@ -12,7 +12,7 @@ ALONE = {}
 
 def demo():
     size = "75Gi" if kit.args.quick else "100Gi"
-    text = run([kit.EBB, "demo", "--gpu", "real", "--bytes-per-job", size, "--json"], kit.UNDER, timeout=400)
+    text = run([kit.EBB, "demo", "--gpu", "real", "--bytes-per-job", size, "--json"], kit.UNDER, timeout=320)
     result = last_json(text)
     RESULTS["demo"] = result
     good = result["finished"] == 2 and result["mismatches"] == 0 and result["oom_without_ebb"]

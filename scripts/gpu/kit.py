@@ -111,6 +111,7 @@ def section_limit(seconds):
     global DEADLINE
 
     def over(_signal, _frame):
+        kill_at_once(but=SERVING)
         raise OutOfTime(f"more than {seconds:.0f} s")
 
     DEADLINE = time.monotonic() + seconds
@@ -140,22 +141,34 @@ def end(child, patience=10):
         # The group outlives its leader as long as a member lives; its number is not given away before that.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, what)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
     for pipe in (child.stdin, child.stdout, child.stderr):
         with contextlib.suppress(OSError, ValueError):
             pipe and pipe.close()
+
+
+def kill_at_once(but=()):
+    """From a signal handler: no lock, no waiting. Threads that wait for a child then return."""
+    for child in list(CHILDREN):
+        if child not in but and child.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
 
 
 def end_all(but=()):
     with LOCK:
         mine = [child for child in CHILDREN if child not in but]
         CHILDREN[:] = list(but)
-    for child in reversed(mine):
-        if child.poll() is None:
-            end(child)
+    alive = [child for child in reversed(mine) if child.poll() is None]
+    for child in alive:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGTERM)
+    until = time.monotonic() + 8
+    while time.monotonic() < until and any(child.poll() is None for child in alive):
+        time.sleep(0.05)
+    for child in alive:
+        end(child, 5)
 
 
 def note(text):
@@ -218,7 +231,10 @@ def python(program, *words):
 
 
 def installed(module):
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
 
 
 # --- ebb --------------------------------------------------------------------------------------------------------------

@@ -32,17 +32,17 @@ SECTIONS = {
     "doctor": (figures.doctor, 3, 30),
     "figures": (figures.figures, 75, 180),
     "alloc_async": (figures.alloc_async, 8, 60),
-    "demo": (jobs.demo, 150, 300),
+    "demo": (jobs.demo, 185, 330),
     "torch": (jobs.torch, 150, 320),
-    "mixed": (jobs.mixed, 150, 320),
+    "mixed": (jobs.mixed, 140, 320),
     "notebook": (jobs.notebook, 90, 200),
     "step": (figures.step, 110, 300),
     "frameworks": (frameworks.frameworks, 270, 480),
     "share": (sharing.share, 80, 200),
-    "suites": (suites.suites, 200, 300),
-    "throughput": (throughput.throughput, 360, 520),
-    "start": (startup.start_section, 90, 200),
-    "conformance": (conformance.conformance, 120, 300),
+    "suites": (suites.suites, 300, 480),
+    "throughput": (throughput.throughput, 290, 480),
+    "start": (startup.start_section, 130, 260),
+    "conformance": (conformance.conformance, 150, 400),
 }
 # These need two cards, and are run only if asked for.
 SEVERAL = {
@@ -66,7 +66,7 @@ def build_probes():
 def one(name, failed):
     function, _, limit = {**SECTIONS, **SEVERAL}[name]
     if kit.args.budget:
-        limit = min(limit, kit.args.budget - (time.monotonic() - kit.BEGAN) - 15)
+        limit = max(5, min(limit, kit.args.budget - (time.monotonic() - kit.BEGAN) - 15))
     began = time.monotonic()
     print(f"== {name} (at most {limit:.0f} s)", flush=True)
     try:
@@ -114,6 +114,8 @@ def finish():
 
 
 def told_to_stop(_signal, _frame):
+    kit.DEADLINE = time.monotonic()
+    kit.kill_at_once(but=kit.SERVING)
     raise SystemExit(143)
 
 

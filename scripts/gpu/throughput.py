@@ -74,7 +74,7 @@ def measure(name, plain, ours, window):
 
 
 def throughput():
-    window = 0.4 if kit.args.quick else 1.7
+    window = 0.4 if kit.args.quick else 1.3
     if kit.args.sim:
         SIDES.clear()
         SIDES["driver"] = ("driver", {})

@@ -27,16 +27,18 @@ def options(**more):
 
 
 class Steps:
-    """`for i in steps`: so many, or as long as there is time (in tens, and at least ten)."""
+    """`for i in steps`: so many, or as long as there is time. The clock starts after ten, which compile and warm up."""
 
     def __init__(self, seconds, count):
         self.seconds, self.count, self.done = seconds, count, 0
 
     def __iter__(self):
-        began = time.monotonic()
-        while self.done < self.count if self.count else (self.done % 10 or not self.done or time.monotonic() - began < self.seconds):
+        began = None
+        while self.done < self.count if self.count else (self.done % 10 or began is None or time.monotonic() - began < self.seconds):
             yield self.done
             self.done += 1
+            if self.done == 10:
+                began = time.monotonic()
 
 
 def digest(arrays):

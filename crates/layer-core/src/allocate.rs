@@ -16,9 +16,6 @@ use crate::error::{AllocError, TouchError};
 use crate::pool::Plan;
 use crate::{steps, streamed};
 
-/// How long an allocation with lease waits for a card that is full all the same. The daemon compares the card with its
-/// ledger every second, and then takes back what was promised too much; a killed process takes a while to be gone.
-const FULL_WAIT: Duration = Duration::from_secs(20);
 /// After its early out-of-memory a retrying program's next tries wait long, for this long.
 const RETRY_WINDOW: Duration = Duration::from_secs(60);
 /// The daemon keeps the time of a wait; ours is a net below it, for a daemon that hangs.
@@ -350,13 +347,15 @@ pub(crate) fn more_addresses(device: &Device, at_least: u64) -> Result<(), Devic
 fn pause_full(core: &Core, device: &Device, waiting: &mut Waiting) -> Result<(), AllocError> {
     let full = AllocError::Device(DeviceError::OutOfMemory);
     let state = device.lock();
-    if state.mode == Mode::Alone || core.config.strict {
-        // As without us.
+    let alone = state.mode == Mode::Alone && !core.link.served_within(core.config.full_wait);
+    if alone || core.config.strict {
+        // As without us. A daemon that was there a moment ago is slow or starts again, and neighbours that it had told to
+        // make room do so meanwhile.
         return Err(full);
     }
     let deadline = *waiting
         .full
-        .get_or_insert_with(|| Instant::now() + core.waits.alloc().max(FULL_WAIT));
+        .get_or_insert_with(|| Instant::now() + core.waits.alloc().max(core.config.full_wait));
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(full);

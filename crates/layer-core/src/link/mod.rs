@@ -77,6 +77,8 @@ pub(crate) struct Link {
     in_child: [ChildSlot; 3],
     bad_packets: AtomicU64,
     connections: AtomicU64,
+    /// When a daemon's socket took a connection last.
+    seen: Mutex<Option<Instant>>,
 }
 
 impl Link {
@@ -91,7 +93,19 @@ impl Link {
             in_child: [const { ChildSlot::new() }; 3],
             bad_packets: AtomicU64::new(0),
             connections: AtomicU64::new(0),
+            seen: Mutex::new(None),
         }
+    }
+
+    /// A daemon's socket has just taken a connection.
+    fn saw_daemon(&self) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether a daemon served us within that time and has not sent us away: it may be slow, or be started again.
+    pub(crate) fn served_within(&self, time: Duration) -> bool {
+        let seen = *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_some_and(|at| at.elapsed() < time) && !matches!(self.status(), Status::Refused(_))
     }
 
     /// Starts the thread.

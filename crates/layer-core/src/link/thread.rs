@@ -47,6 +47,7 @@ pub(super) fn run(core: &Arc<Core>) {
     loop {
         let end = match connect(core) {
             Ok(socket) => {
+                link.saw_daemon();
                 epoch += 1;
                 link.in_child[0].set(&socket);
                 let end = match link.new_bell() {
@@ -54,6 +55,7 @@ pub(super) fn run(core: &Arc<Core>) {
                     Err(error) => End::Lost(format!("no bell: {error}")),
                 };
                 link.drop_bell();
+                link.saw_daemon();
                 end
             }
             Err(why) => End::Lost(why),

@@ -9,6 +9,7 @@ use ebb_protocol::wire::{ask_kind, deny};
 use ebb_protocol::{ToDaemon, ToLayer};
 use ebb_units::Bytes;
 
+use crate::device::Mode;
 use crate::testing::{Daemon, G, LONG, Rig, Script, done};
 use crate::{AllocError, ExternalKind, FreeError, MemInfo};
 
@@ -362,8 +363,45 @@ fn a_full_card_with_lease_is_tried_again_and_then_an_answer() {
         alloc_wait: Duration::from_millis(20),
         ..Script::default()
     });
-    let rig = Rig::new(Some(&daemon), 64 * G);
+    let rig = Rig::with(Some(&daemon), Card::new(64 * G), 64 * G, G, |config| {
+        config.full_wait = Duration::from_millis(50);
+    });
     assert!(rig.card.take(60 * G));
+    assert_eq!(
+        rig.engine.alloc(rig.device, 20 * G, 1),
+        Err(AllocError::Device(DeviceError::OutOfMemory))
+    );
+    rig.card.give(60 * G);
+    rig.assert_gone_after_detach();
+}
+
+/// A daemon that was there a moment ago may be slow, or be started again: neighbours that it told to make room do so
+/// meanwhile, and a full card is no final answer. Once it is gone for long, it is.
+#[test]
+fn a_full_card_is_tried_again_while_the_daemon_was_there_a_moment_ago() {
+    let daemon = Daemon::start(Script::default());
+    let rig = Arc::new(Rig::new(Some(&daemon), 64 * G));
+    assert!(rig.card.take(60 * G));
+    drop(daemon);
+    rig.until("the loss", |rig| rig.state(|state| state.mode == Mode::Alone));
+    let waits = std::thread::spawn({
+        let rig = rig.clone();
+        move || rig.engine.alloc(rig.device, 20 * G, 1)
+    });
+    let before = rig.fake.calls(Call::Create);
+    rig.until("a second try", |rig| rig.fake.calls(Call::Create) > before + 3);
+    rig.card.give(60 * G);
+    let ptr = waits.join().unwrap().unwrap();
+    rig.engine.free(ptr).unwrap();
+    drop(rig);
+
+    let daemon = Daemon::start(Script::default());
+    let rig = Rig::with(Some(&daemon), Card::new(64 * G), 64 * G, G, |config| {
+        config.full_wait = Duration::from_millis(50);
+    });
+    assert!(rig.card.take(60 * G));
+    drop(daemon);
+    rig.until("the loss", |rig| rig.state(|state| state.mode == Mode::Alone));
     assert_eq!(
         rig.engine.alloc(rig.device, 20 * G, 1),
         Err(AllocError::Device(DeviceError::OutOfMemory))

@@ -91,16 +91,17 @@ impl Driver {
                 format!("this daemon serves user {}, not user {}", self.uid, cred.uid),
             );
         }
-        let process = if cred.pid == 0 {
-            None
-        } else {
-            self.process_of(cred.pid, cred.uid, sys::peer_pidfd(&fd))
-        };
-        let Some(key) = process else {
+        if cred.pid == 0 {
             return refuse(
                 &fd,
                 "the daemon cannot see this process: it lives in another pid namespace".into(),
             );
+        }
+        let Some(key) = self.process_of(cred.pid, cred.uid, sys::peer_pidfd(&fd)) else {
+            // It is dead by now, or the machine is short of something at this moment: a refusal would be for good, and
+            // one that is alive comes again.
+            say::debug!("process {} cannot be looked at; its connection is dropped", cred.pid);
+            return;
         };
         if self.conns.values().filter(|conn| conn.process == key).count() >= MAX_CONNS {
             return refuse(&fd, format!("{MAX_CONNS} connections of one process are enough"));

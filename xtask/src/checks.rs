@@ -132,6 +132,7 @@ pub(crate) fn all(filter: Option<&str>) -> Result<ExitCode> {
             summary.step("bindings", || python_client(python, &folder));
         }
         summary.step("demo", || demo(&folder));
+        summary.step("bench", || bench(&folder));
         summary.step("docs", docs);
     }
     Ok(summary.end())
@@ -186,6 +187,36 @@ fn demo(folder: &Path) -> Result<()> {
     ] {
         if object[name] != wanted {
             bail!("{name} is {} and not {wanted}", object[name]);
+        }
+    }
+    Ok(())
+}
+
+/// The measurements on the simulated GPU: not how fast, which says nothing here, but that each is made and no word is wrong.
+fn bench(folder: &Path) -> Result<()> {
+    let mut command = Command::new(folder.join("ebb"));
+    command
+        .args(["bench", "--gpu", "sim", "--rounds", "1", "--json"])
+        .current_dir(root())
+        .stderr(std::process::Stdio::inherit());
+    let done = command.output().context("cannot start ebb")?;
+    if !done.status.success() {
+        bail!("ebb bench ended with {}", done.status);
+    }
+    let object: serde_json::Value = serde_json::from_slice(&done.stdout).context("no JSON object")?;
+    if object["mismatches"] != 0 {
+        bail!("{} words were wrong", object["mismatches"]);
+    }
+    let figures = object["figures"].as_array().context("no figures")?;
+    for what in ["release", "restore", "launch", "alloc", "start"] {
+        let figure = figures
+            .iter()
+            .find(|figure| figure["what"] == what)
+            .with_context(|| format!("{what} is missing"))?;
+        for value in ["ebb", "limit", "ratio"] {
+            if figure[value].as_f64().is_none_or(|value| value <= 0.0) {
+                bail!("{what}: {value} is {}", figure[value]);
+            }
         }
     }
     Ok(())

@@ -84,6 +84,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Two jobs that do not fit together finish together
     Demo(DemoArgs),
+    /// Measure how fast memory moves and what ebb costs, beside the machine's own limits
+    Bench(BenchArgs),
     /// Run the daemon
     Daemon(DaemonArgs),
     /// Put ebb into a folder such as /usr/local
@@ -275,6 +277,49 @@ pub(crate) struct DemoArgs {
     /// The process that cleans up after the demo
     #[arg(long, hide = true, value_name = "DIR")]
     pub guard: Option<PathBuf>,
+}
+
+/// What `ebb bench` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Bench {
+    /// Taking all of a program's memory
+    Release,
+    /// Bringing it back when the program goes on
+    Restore,
+    /// An empty kernel launch
+    Launch,
+    /// Allocating and freeing 64 MiB
+    Alloc,
+    /// From the start of a program to its first kernel
+    Start,
+}
+
+/// `ebb bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb bench                                        all of them
+  ebb bench release restore --bytes 64Gi
+  ebb bench --gpu sim launch alloc --json
+
+Each figure stands beside what limits it on this machine, measured in the same run: the copy to and from pinned memory,
+or the same call without ebb. The ratio is that of the two.")]
+pub(crate) struct BenchArgs {
+    /// What to measure [default: all]
+    #[arg(value_enum, value_name = "WHAT")]
+    pub what: Vec<Bench>,
+    /// Which GPU
+    #[arg(long, value_enum, default_value_t, value_name = "GPU")]
+    pub gpu: Gpu,
+    /// What is released and restored [default: 16Gi, 128Mi on the simulated GPU]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub bytes: Option<Bytes>,
+    /// How often each is measured
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `ebb daemon`.

@@ -8,6 +8,7 @@
 
 mod args;
 mod background;
+mod bench;
 mod client;
 mod commands;
 mod demo;
@@ -59,6 +60,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Limit(args) => commands::task::limit(global, args),
         Command::Doctor(args) => commands::doctor::doctor(global, args),
         Command::Demo(args) => demo::demo(args),
+        Command::Bench(args) => bench::bench(args),
         Command::Daemon(args) => commands::daemon::daemon(global, args),
         Command::Install(args) => commands::install::install(global, args),
         Command::Completions(args) => commands::manual::completions(args),

@@ -199,6 +199,7 @@ fn every_command_explains_itself() {
         "limit",
         "doctor",
         "demo",
+        "bench",
         "daemon",
         "install",
         "completions",

@@ -53,6 +53,24 @@ pub(crate) struct Block {
     pub bytes: u64,
 }
 
+/// A stream; it lives as long as the driver.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stream(usize);
+
+/// Pinned host memory. Freed when dropped, which waits for all work.
+pub(crate) struct Pinned<'a> {
+    driver: &'a Driver,
+    at: *mut c_void,
+    bytes: u64,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        // SAFETY: `at` came from the driver's allocation of pinned memory and is freed once.
+        let _ = unsafe { (self.driver.functions.host_free)(self.at) };
+    }
+}
+
 type Code = u32;
 
 /// Declares the table of the driver's functions and how it is filled.
@@ -95,6 +113,12 @@ functions! {
     to_host = "cuMemcpyDtoH_v2": fn(*mut c_void, u64, usize);
     launch = "cuLaunchKernel": fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void, *mut *mut c_void);
     error_name = "cuGetErrorName": fn(c_uint, *mut *const c_char);
+    stream_create = "cuStreamCreate": fn(*mut usize, c_uint);
+    stream_wait = "cuStreamSynchronize": fn(usize);
+    host_alloc = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
+    host_free = "cuMemFreeHost": fn(*mut c_void);
+    out_queued = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, usize);
+    in_queued = "cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, usize);
 }
 
 /// The driver, with a context on the first device that is visible.
@@ -281,6 +305,84 @@ impl Driver {
             )
         };
         self.outcome("cuLaunchKernel", code)
+    }
+
+    /// Launches a kernel that does nothing, and does not wait for it.
+    pub(crate) fn launch_nothing(&self) -> Result<(), DriverError> {
+        let nothing = Block { address: 0, bytes: 0 };
+        let (mut address, mut words, mut seed, mut step) = (nothing.address, nothing.bytes, 0u32, 0u32);
+        let arguments: [*mut c_void; 4] = [
+            (&raw mut address).cast(),
+            (&raw mut words).cast(),
+            (&raw mut seed).cast(),
+            (&raw mut step).cast(),
+        ];
+        let mut arguments = arguments;
+        let (one, none, stream) = (1, 0, 0);
+        // SAFETY: as in `queue`; no word is written, since the count is zero.
+        let code = unsafe {
+            (self.functions.launch)(
+                self.fill,
+                one,
+                one,
+                one,
+                one,
+                one,
+                one,
+                none,
+                stream,
+                arguments.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        self.outcome("cuLaunchKernel", code)
+    }
+
+    /// A stream that does not wait for others.
+    pub(crate) fn stream(&self) -> Result<Stream, DriverError> {
+        const NON_BLOCKING: c_uint = 1;
+        let mut stream = 0;
+        // SAFETY: stores a handle into a live integer of a pointer's size.
+        let code = unsafe { (self.functions.stream_create)(&raw mut stream, NON_BLOCKING) };
+        self.outcome("cuStreamCreate", code).map(|()| Stream(stream))
+    }
+
+    /// Waits for a stream.
+    pub(crate) fn wait(&self, stream: Stream) -> Result<(), DriverError> {
+        // SAFETY: takes a handle that the driver gave; streams are never destroyed here.
+        self.outcome("cuStreamSynchronize", unsafe {
+            (self.functions.stream_wait)(stream.0)
+        })
+    }
+
+    /// Pinned host memory.
+    pub(crate) fn pinned(&self, bytes: u64) -> Result<Pinned<'_>, DriverError> {
+        let size = usize::try_from(bytes).expect("sizes fit 64-bit machines");
+        let mut at = null_mut();
+        // SAFETY: stores an address into a live pointer.
+        let code = unsafe { (self.functions.host_alloc)(&raw mut at, size, 0) };
+        self.outcome("cuMemHostAlloc", code).map(|()| Pinned {
+            driver: self,
+            at,
+            bytes,
+        })
+    }
+
+    /// Queues a copy of the whole block to pinned memory of the same size.
+    pub(crate) fn queue_out(&self, to: &Pinned<'_>, from: Block, stream: Stream) -> Result<(), DriverError> {
+        let size = usize::try_from(to.bytes.min(from.bytes)).expect("sizes fit 64-bit machines");
+        // SAFETY: `to` is pinned memory of at least `size` bytes, which lives until its `Drop`; that comes after a wait for
+        // the stream wherever this is called.
+        let code = unsafe { (self.functions.out_queued)(to.at, from.address, size, stream.0) };
+        self.outcome("cuMemcpyDtoHAsync", code)
+    }
+
+    /// Queues a copy of pinned memory to the block.
+    pub(crate) fn queue_in(&self, to: Block, from: &Pinned<'_>, stream: Stream) -> Result<(), DriverError> {
+        let size = usize::try_from(from.bytes.min(to.bytes)).expect("sizes fit 64-bit machines");
+        // SAFETY: as in `queue_out`.
+        let code = unsafe { (self.functions.in_queued)(to.address, from.at, size, stream.0) };
+        self.outcome("cuMemcpyHtoDAsync", code)
     }
 
     /// Waits for all work.

@@ -3,11 +3,13 @@
 //! It takes `--bytes` in blocks of different sizes and fills them with a pattern that depends on position, seed and
 //! step. Each step checks on the GPU that every word has the pattern of the step before, then writes the next. What it
 //! does is told as JSON lines: `{"event":"holding",...}`, `{"event":"step",...}` for each step, `{"event":"done",...}`.
-//! With `--probe` it only says what the device is: `{"event":"device",...}`.
+//! With `--probe` it only says what the device is: `{"event":"device",...}`. With `--serve` it obeys lines on its
+//! standard input and measures ([`serve`]).
 //!
 //! Exit status: 0 all right, 1 the driver failed, 2 bad arguments, 3 the card had no room, 4 a word was wrong.
 
 mod driver;
+mod serve;
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -17,8 +19,7 @@ use std::time::Instant;
 use driver::{Block, Driver, DriverError};
 use serde_json::json;
 
-const USAGE: &str =
-    "usage: ebb-demo-worker --bytes N --steps S --seed X [--progress-fd FD]\n       ebb-demo-worker --probe";
+const USAGE: &str = "usage: ebb-demo-worker --bytes N --steps S --seed X [--progress-fd FD]\n       ebb-demo-worker --probe\n       ebb-demo-worker --serve";
 const FAILED: u8 = 1;
 const BAD_ARGUMENTS: u8 = 2;
 const OUT_OF_MEMORY: u8 = 3;
@@ -34,6 +35,12 @@ struct Arguments {
 fn main() -> ExitCode {
     if std::env::args().skip(1).eq(["--probe"]) {
         return match probe() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&error),
+        };
+    }
+    if std::env::args().skip(1).eq(["--serve"]) {
+        return match serve::serve(std::io::stdin().lock(), std::io::stdout()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(&error),
         };

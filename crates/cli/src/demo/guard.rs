@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// The demo's end of the pipe.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     pipe: Option<ChildStdin>,
     process: Child,
 }
@@ -47,12 +47,12 @@ impl Guard {
     }
 
     /// Hands a process over to the guard.
-    pub(super) fn watch(&mut self, pid: u32) {
+    pub(crate) fn watch(&mut self, pid: u32) {
         self.tell(&format!("watch {pid}"));
     }
 
     /// The process has ended; its number may go to another now.
-    pub(super) fn forget(&mut self, pid: u32) {
+    pub(crate) fn forget(&mut self, pid: u32) {
         self.tell(&format!("forget {pid}"));
     }
 

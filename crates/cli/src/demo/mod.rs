@@ -4,10 +4,10 @@
 //! `ebb run`, with a daemon of the demo's own. Nothing of it touches daemons, settings or folders of the user, and
 //! nothing of it stays ([`guard`]).
 
-mod guard;
+pub(crate) mod guard;
 mod job;
 mod show;
-mod stage;
+pub(crate) mod stage;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

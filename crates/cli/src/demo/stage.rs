@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The card, as a program without ebb sees it.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Card {
+pub(crate) struct Card {
     /// Its name.
     pub name: String,
     /// Its identity.
@@ -39,12 +39,12 @@ pub(super) struct Card {
     /// What it has.
     pub total: Bytes,
     /// What a program with a context could allocate before the demo began.
-    free: Bytes,
+    pub(crate) free: Bytes,
 }
 
 /// What the demo runs on. Dropped: everything of it ends and its folder goes.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(crate) struct Stage {
     folder: PathBuf,
     sim: Option<PathBuf>,
     worker: PathBuf,
@@ -59,18 +59,28 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Sets it up, or says what is missing.
+    /// Sets it up for the demo, or says what is missing.
     pub(super) fn set_up(args: &DemoArgs) -> Result<Self> {
+        Self::set_up_for(args.gpu, |card, sim| {
+            let job = per_job(args, card.total)?;
+            Ok((job, check_room(card, job, sim, &HostMemory::read())?))
+        })
+    }
+
+    /// Sets it up. `sizes` says, by the card and whether it is simulated, what a job holds and what the host arena may.
+    pub(crate) fn set_up_for(
+        gpu: Gpu,
+        sizes: impl FnOnce(&Card, bool) -> Result<(Bytes, Bytes)>,
+    ) -> Result<Self> {
         let worker = worker_path()?;
-        let sim = match choose(args.gpu)? {
+        let sim = match choose(gpu)? {
             Gpu::Sim => Some(driver::simulated_folder()?),
             _ => None,
         };
         let folder = make_folder()?;
         let mut guard = Guard::start(&folder)?;
         let card = probe(&worker, &folder, sim.as_deref())?;
-        let bytes_per_job = per_job(args, card.total)?;
-        let budget = check_room(&card, bytes_per_job, sim.is_some(), &HostMemory::read())?;
+        let (bytes_per_job, budget) = sizes(&card, sim.is_some())?;
         std::fs::write(folder.join("ebb.toml"), config(&folder, sim.is_some(), budget))
             .map_err(|error| cannot_write(&folder, &error))?;
         let daemon = start_daemon(&folder, sim.as_deref())?;
@@ -89,7 +99,7 @@ impl Stage {
     }
 
     /// Whether the card is simulated.
-    pub(super) fn is_sim(&self) -> bool {
+    pub(crate) fn is_sim(&self) -> bool {
         self.sim.is_some()
     }
 
@@ -99,7 +109,7 @@ impl Stage {
     }
 
     /// Everything that the daemon shows.
-    pub(super) fn snapshot(&mut self) -> Result<Snapshot> {
+    pub(crate) fn snapshot(&mut self) -> Result<Snapshot> {
         match self.client.ask(&Request::List)? {
             Payload::List(snapshot) => Ok(snapshot),
             other => Err(unexpected(&other)),
@@ -123,6 +133,11 @@ impl Stage {
 
     /// The worker under `ebb run`.
     pub(super) fn ebb_job(&self, name: &str, steps: u32, seed: u32) -> Result<Command> {
+        let command = self.under_ebb(name)?;
+        Ok(self.finish_command(command, steps, seed))
+    }
+
+    fn under_ebb(&self, name: &str) -> Result<Command> {
         let mut command = own_command()?;
         command
             .arg("run")
@@ -131,20 +146,44 @@ impl Stage {
             .arg("--name")
             .arg(name);
         command.arg("--").arg(&self.worker);
-        Ok(self.finish_command(command, steps, seed))
+        Ok(command)
+    }
+
+    /// Asks the daemon.
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Payload> {
+        self.client.ask(request)
+    }
+
+    /// The worker that waits for commands, as a plain program or under `ebb run`.
+    pub(crate) fn server(&self, name: Option<&str>) -> Result<Command> {
+        let mut command = match name {
+            None => {
+                let mut command = Command::new(&self.worker);
+                command.env_remove("LD_PRELOAD");
+                command
+            }
+            Some(name) => self.under_ebb(name)?,
+        };
+        command.arg("--serve");
+        self.on_the_card(&mut command);
+        Ok(command)
     }
 
     fn finish_command(&self, mut command: Command, steps: u32, seed: u32) -> Command {
         command.args(["--bytes", &self.bytes_per_job.0.to_string()]);
         command.args(["--steps", &steps.to_string(), "--seed", &seed.to_string()]);
-        environment(&mut command, &self.folder, self.sim.as_deref());
-        // By identity: indices differ between the driver's order and the listing's.
-        command.env("CUDA_VISIBLE_DEVICES", self.card.uuid.to_string());
+        self.on_the_card(&mut command);
         command
     }
 
+    fn on_the_card(&self, command: &mut Command) {
+        environment(command, &self.folder, self.sim.as_deref());
+        // By identity: indices differ between the driver's order and the listing's.
+        command.env("CUDA_VISIBLE_DEVICES", self.card.uuid.to_string());
+    }
+
     /// The daemon's own words, for a failure.
-    pub(super) fn daemon_log(&self) -> String {
+    pub(crate) fn daemon_log(&self) -> String {
         let text = std::fs::read_to_string(self.folder.join("daemon.log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
@@ -339,6 +378,15 @@ fn cannot_write(folder: &Path, error: &std::io::Error) -> CliError {
         format!("cannot write into {}: {error}", folder.display()),
         "make room or set TMPDIR",
     )
+}
+
+/// What of the host's memory the arena may take: a tenth stays for everything else, and a simulated card is host memory, too.
+pub(crate) fn spare_host_memory(card: &Card, sim: bool) -> Bytes {
+    let memory = HostMemory::read();
+    let left = memory
+        .cgroup
+        .map_or(memory.available, |group| group.left().min(memory.available));
+    Bytes(left.0 / 10 * 9).saturating_sub(if sim { card.total } else { Bytes::ZERO })
 }
 
 fn config(folder: &Path, sim: bool, budget: Bytes) -> String {

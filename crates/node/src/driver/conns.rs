@@ -100,7 +100,10 @@ impl Driver {
         let Some(key) = self.process_of(cred.pid, cred.uid, sys::peer_pidfd(&fd)) else {
             // It is dead by now, or the machine is short of something at this moment: a refusal would be for good, and
             // one that is alive comes again.
-            say::debug!("process {} cannot be looked at; its connection is dropped", cred.pid);
+            say::debug!(
+                "process {} cannot be looked at; its connection is dropped",
+                cred.pid
+            );
             return;
         };
         if self.conns.values().filter(|conn| conn.process == key).count() >= MAX_CONNS {

@@ -21,6 +21,7 @@ import figures
 import frameworks
 import kit
 import jobs
+import mps
 import several
 import sharing
 import startup
@@ -44,23 +45,34 @@ SECTIONS = {
     "start": (startup.start_section, 130, 260),
     "conformance": (conformance.conformance, 150, 400),
 }
-# These need two cards, and are run only if asked for.
+# These are run only if asked for: they need two cards, or start a service of the driver's.
 SEVERAL = {
+    "mps": (mps.mps, 60, 150),
     "nccl2": (several.nccl2, 120, 300),
     "two_cards": (several.two_cards, 90, 200),
 }
 
 
 def build_probes():
-    """The two programs that are no Python. A machine without nvcc runs the sections that need none."""
-    calls = ["g++", "-O2", "-std=c++17", "-o", kit.WORK / "calls", kit.PROGRAMS / "calls.cpp"]
-    probe = ["nvcc", "-O2", "-arch=sm_90", "-o", kit.WORK / "probe", kit.PROGRAMS / "probe.cu", "-lcuda"]
+    """The two programs that are no Python. What needs them says so where they could not be built."""
+    calls, probe = kit.PROGRAMS / "calls.cpp", kit.PROGRAMS / "probe.cu"
     include = f"-I{kit.BASE.get('CUDA_HOME', '/usr/local/cuda')}/include"
-    for name, command in (("calls", [*calls, include, "-ldl", "-pthread"]), ("probe", probe)):
-        try:
-            kit.run(command, timeout=120)
-        except (OSError, RuntimeError) as error:
-            kit.say(f"{name} was not built: {error}")
+    ways = {
+        "probe": [["nvcc", "-O2", "-arch=sm_90", "-o", kit.WORK / "probe", probe, "-lcuda"]],
+        # Without kernels: any compiler that finds cuda.h.
+        "calls": [["nvcc", "-O2", "-std=c++17", "-o", kit.WORK / "calls", calls, "-ldl"],
+                  ["g++", "-O2", "-std=c++17", include, "-o", kit.WORK / "calls", calls, "-ldl"]],
+    }
+    for name, commands in ways.items():
+        why = []
+        for command in commands:
+            try:
+                kit.run(command, timeout=120)
+                break
+            except (OSError, RuntimeError) as error:
+                why.append(str(error))
+        else:
+            kit.say(f"{name} was not built: {' / '.join(why)[:600]}")
 
 
 def one(name, failed):
@@ -123,7 +135,7 @@ if __name__ == "__main__":
     parsed = kit.options(__doc__, {**SECTIONS, **SEVERAL}).parse_args()
     if parsed.list:
         for name, (_, seconds, limit) in {**SECTIONS, **SEVERAL}.items():
-            print(f"{name:<12} about {seconds:>3} s, at most {limit:>3} s{'  (two cards; only by --only)' if name in SEVERAL else ''}")
+            print(f"{name:<12} about {seconds:>3} s, at most {limit:>3} s{'  (only by --only)' if name in SEVERAL else ''}")
         sys.exit(0)
     unknown = [name for name in parsed.only.split(",") if name and name not in {**SECTIONS, **SEVERAL}]
     if unknown:

@@ -8,7 +8,12 @@ from kit import GIB, MIB, RESULTS, installed, last_json, python, row, run, start
 
 
 def share():
-    looks()
+    try:
+        looks()
+    except (RuntimeError, OSError, ValueError, KeyError) as error:
+        if isinstance(error, kit.OutOfTime):
+            raise
+        row("what a task sees", f"FAILED: {type(error).__name__} {error}"[:400], "limit, own process", False)
     if not installed("torch"):
         row("sharing", "not run: no PyTorch here")
         return

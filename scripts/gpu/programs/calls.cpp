@@ -3,7 +3,7 @@
 //   g++ -O2 -std=c++17 -I<cuda.h> -o calls calls.cpp -ldl
 //
 //   calls start           initialises, makes a context, allocates and fills 2 MiB; says how long each took
-//   calls async BYTES N   median ns of cuMemAllocAsync + cuMemFreeAsync from a warm pool
+//   calls async BYTES N   median ns of cuMemAllocAsync and of cuMemFreeAsync, from a warm pool
 //   calls hold BYTES      takes BYTES, fills them, prints a line, and ends when stdin does
 #include <cuda.h>
 #include <dlfcn.h>
@@ -86,19 +86,20 @@ int main(int argc, char **argv) {
         OK(find<CUresult (*)(CUmemoryPool, CUmemPool_attribute, void *)>("cuMemPoolSetAttribute")(
             pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
         size_t n = argc > 3 ? strtoull(argv[3], nullptr, 0) : 1000;
-        std::vector<double> per;
+        std::vector<double> got, given;
+        CUdeviceptr p[20];
         for (size_t batch = 0; batch < n / 20 + 5; batch++) {
             double t = now_ms();
-            for (int i = 0; i < 20; i++) {
-                CUdeviceptr p;
-                OK(get(&p, arg, stream));
-                OK(give(p, stream));
-            }
-            if (batch >= 5) per.push_back((now_ms() - t) * 1e6 / 20);
+            for (auto &one : p) OK(get(&one, arg, stream));
+            double u = now_ms();
+            for (auto one : p) OK(give(one, stream));
+            double v = now_ms();
+            if (batch >= 5) got.push_back((u - t) * 1e6 / 20), given.push_back((v - u) * 1e6 / 20);
             OK(stream_sync(stream));
         }
-        std::sort(per.begin(), per.end());
-        printf("{\"pair_ns\":%.1f}\n", per[per.size() / 2]);
+        std::sort(got.begin(), got.end());
+        std::sort(given.begin(), given.end());
+        printf("{\"alloc_ns\":%.1f,\"free_ns\":%.1f}\n", got[got.size() / 2], given[given.size() / 2]);
     } else if (what == "hold") {
         std::vector<CUdeviceptr> all;
         for (size_t left = arg; left;) {

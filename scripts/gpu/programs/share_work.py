@@ -65,7 +65,7 @@ def events(steps):
     context = mp.get_context("spawn")
     event = torch.cuda.Event(enable_timing=False, interprocess=True)
     flag, done = context.Event(), context.Event()
-    process = context.Process(target=event_child, args=(event.ipc_handle(), torch.cuda.current_device(), flag, done))
+    process = context.Process(target=event_child, args=(event.ipc_handle(), torch.device("cuda", torch.cuda.current_device()), flag, done))
     process.start()
     a = torch.ones(1024, 1024, device="cuda")
     for _ in steps:

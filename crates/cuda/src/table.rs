@@ -104,6 +104,18 @@ table! {
     cuStreamCreate(stream: *mut CUstream, flags: u32);
     /// Ends a stream.
     cuStreamDestroy_v2(stream: CUstream);
+    /// A stream's context.
+    cuStreamGetCtx(stream: CUstream, ctx: *mut CUcontext);
+    /// Makes what comes next in a stream wait for an event.
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32);
+    /// Whether a stream is captured, and into which graph.
+    cuStreamGetCaptureInfo_v2(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph, deps: *mut *const CUgraphNode, count: *mut usize);
+    /// A device's own stream-ordered pool.
+    cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice);
+    /// The stream-ordered pool that a device's allocations come from.
+    cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice);
+    /// A figure or a switch of a pool.
+    cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
     /// Whether a stream is captured.
     cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
     /// Waits for a stream.

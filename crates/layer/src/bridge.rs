@@ -14,11 +14,14 @@ use ebb_abi::{CUcontext, CUdevice, CUresult};
 use ebb_cuda::{CudaDevice, DeviceFacts, DriverTable};
 use ebb_device::{DeviceError, DeviceMemory};
 use ebb_layer_core::host::MmapHost;
-use ebb_layer_core::{AllocError, Allocation, Config, Engine, ExternalKind, FreeError, MemInfo, TouchError};
+use ebb_layer_core::{
+    AllocError, Allocation, Config, Engine, ExternalKind, Fences, FreeError, MemInfo, TouchError,
+};
 use ebb_units::{Bytes, DeviceUuid};
 
 use crate::barrier::{self, GATE};
-use crate::hooks::nvml;
+use crate::fences::EventFences;
+use crate::hooks::{nvml, pools};
 use crate::library::CUDA;
 use crate::{elf, fork};
 
@@ -26,6 +29,8 @@ use crate::{elf, fork};
 pub(crate) struct Running {
     pub(crate) engine: Arc<Engine>,
     pub(crate) table: Arc<DriverTable>,
+    /// How streams are marked for stream-ordered pools.
+    pub(crate) fences: Arc<EventFences>,
     /// `ebb run` started this program.
     in_task: bool,
     attaching: Mutex<()>,
@@ -113,8 +118,11 @@ pub(crate) fn start() {
     let in_task = config.token != [0; 32];
     fork::register();
     let engine = Engine::start(config, &GATE);
+    let fences = Arc::new(EventFences::new(Arc::clone(&table)));
+    engine.set_fences(Arc::clone(&fences) as Arc<dyn Fences>);
     let running = Running {
         engine,
+        fences,
         table,
         in_task,
         attaching: Mutex::new(()),
@@ -192,6 +200,11 @@ impl Running {
     /// What is known of a device by the engine's number.
     pub(crate) fn by_index(&self, index: usize) -> Option<Managed> {
         self.read_devices(|devices| devices.iter().find(|device| device.index == Some(index)).cloned())
+    }
+
+    /// The driver's numbers of the devices that are known.
+    pub(crate) fn ordinals(&self) -> Vec<CUdevice> {
+        self.read_devices(|devices| devices.iter().map(|device| device.ordinal).collect())
     }
 
     /// What is known of a device by its identity.
@@ -293,6 +306,7 @@ impl Running {
         } else {
             self.engine.free_owner(index, context.0 as u64);
         }
+        pools::context_gone(self, context);
         if alive {
             cuda.remove_context(context);
         }

@@ -90,6 +90,7 @@ macro_rules! for_each_class {
             }
             // Takes device or pinned memory.
             allocate own {
+                cuMemPoolCreate
                 cuArray3DCreate cuArray3DCreate_v2 cuArrayCreate cuArrayCreate_v2 cuGraphAddMemAllocNode
                 cuGraphAddNode cuGraphAddNode_v2 cuGraphAddNode_v3 cuMemAlloc cuMemAllocAsync
                 cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz cuMemAllocHost
@@ -100,21 +101,23 @@ macro_rules! for_each_class {
             // Takes driver memory that has no size in the call; seen in the driver's overhead.
             allocate pass {
                 cuFuncLoad cuLibraryLoadData cuLibraryLoadFromFile cuLinkCreate cuLinkCreate_v2
-                cuMemAddressReserve cuMemPoolCreate cuModuleLoad cuModuleLoadData cuModuleLoadDataEx
+                cuMemAddressReserve  cuModuleLoad cuModuleLoadData cuModuleLoadDataEx
                 cuModuleLoadFatBinary
             }
             // Gives memory back.
             free own {
+                cuMemPoolDestroy cuMemPoolTrimTo
                 cuArrayDestroy cuGraphDestroy cuMemAddressFree cuMemFree cuMemFreeAsync cuMemFreeAsync_ptsz cuMemFreeHost
                 cuMemFree_v2 cuMemHostUnregister cuMemRelease cuMemUnmap cuMipmappedArrayDestroy
             }
             // Gives back what is counted elsewhere, or is no memory of a card.
             free pass {
-                cuDeviceGraphMemTrim cuGraphAddMemFreeNode cuLinkDestroy cuMemPoolDestroy
-                cuMemPoolTrimTo
+                cuDeviceGraphMemTrim cuGraphAddMemFreeNode cuLinkDestroy
+
             }
             // The answer is the task's own world.
             query own {
+                cuMemPoolGetAttribute cuCtxSynchronize cuCtxSynchronize_v2 cuStreamSynchronize cuStreamSynchronize_ptsz cuEventSynchronize
                 cuDeviceTotalMem cuDeviceTotalMem_v2 cuMemGetAccess cuMemGetAddressRange cuMemGetAddressRange_v2
                 cuMemGetAllocationPropertiesFromHandle
                 cuMemGetInfo cuMemGetInfo_v2 cuPointerGetAttribute cuPointerGetAttributes
@@ -126,7 +129,7 @@ macro_rules! for_each_class {
                 cuArrayGetSparseProperties cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
                 cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetDevResource cuCtxGetDevice
                 cuCtxGetDevice_v2 cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit
-                cuCtxGetSharedMemConfig cuCtxGetStreamPriorityRange cuCtxSynchronize cuCtxSynchronize_v2
+                cuCtxGetSharedMemConfig cuCtxGetStreamPriorityRange
                 cuDeviceCanAccessPeer cuDeviceComputeCapability cuDeviceGet cuDeviceGetAttribute
                 cuDeviceGetByPCIBusId cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetCount
                 cuDeviceGetDefaultMemPool cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
@@ -135,7 +138,7 @@ macro_rules! for_each_class {
                 cuDeviceGetNvSciSyncAttributes cuDeviceGetP2PAtomicCapabilities cuDeviceGetP2PAttribute
                 cuDeviceGetPCIBusId cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth
                 cuDeviceGetUuid cuDeviceGetUuid_v2 cuDevicePrimaryCtxGetState cuDriverGetVersion
-                cuEventElapsedTime cuEventElapsedTime_v2 cuEventQuery cuEventSynchronize
+                cuEventElapsedTime cuEventElapsedTime_v2 cuEventQuery
                 cuFuncGetAttribute cuFuncGetModule cuFuncGetName cuFuncGetParamCount cuFuncGetParamInfo
                 cuFuncIsLoaded cuGetErrorName cuGetErrorString cuGraphBatchMemOpNodeGetParams
                 cuGraphChildGraphNodeGetGraph cuGraphDebugDotPrint cuGraphEventRecordNodeGetEvent
@@ -155,7 +158,7 @@ macro_rules! for_each_class {
                 cuLogsDumpToFile cuLogsDumpToMemory cuMemGetAllocationGranularity
                 cuMemGetDefaultMemPool cuMemGetLocationInfo
                 cuMemGetMemPool cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
-                cuMemPoolGetAccess cuMemPoolGetAttribute cuMemRangeGetAttribute cuMemRangeGetAttributes
+                cuMemPoolGetAccess  cuMemRangeGetAttribute cuMemRangeGetAttributes
                 cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
                 cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction
                 cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode
@@ -168,7 +171,7 @@ macro_rules! for_each_class {
                 cuStreamGetDevResource cuStreamGetDevResource_ptsz cuStreamGetDevice
                 cuStreamGetDevice_ptsz cuStreamGetFlags cuStreamGetFlags_ptsz cuStreamGetGreenCtx
                 cuStreamGetId cuStreamGetId_ptsz cuStreamGetPriority cuStreamGetPriority_ptsz
-                cuStreamQuery cuStreamQuery_ptsz cuStreamSynchronize cuStreamSynchronize_ptsz
+                cuStreamQuery cuStreamQuery_ptsz
                 cuSurfObjectGetResourceDesc cuSurfRefGetArray cuTexObjectGetResourceDesc
                 cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc cuTexRefGetAddress
                 cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray cuTexRefGetBorderColor
@@ -178,6 +181,7 @@ macro_rules! for_each_class {
             }
             // Lets somebody else hold memory, or shows what an allocation is made of.
             share own {
+                cuMemPoolSetAccess
                 cuLogicalEndpointBindMem cuMemExportToShareableHandle cuMemSetAccess cuMulticastBindMem
                 cuMulticastBindMem_v2
                 cuCtxEnablePeerAccess cuIpcGetMemHandle cuMemGetHandleForAddressRange
@@ -199,7 +203,7 @@ macro_rules! for_each_class {
                 cuLogicalEndpointIdReserve cuLogicalEndpointImport cuLogicalEndpointQuery
                 cuLogicalEndpointUnbind cuMemImportFromShareableHandle
                 cuMemPoolExportPointer cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle
-                cuMemPoolImportPointer cuMemPoolSetAccess cuMulticastAddDevice
+                cuMemPoolImportPointer  cuMulticastAddDevice
                 cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
             }
             // Starts or ends a capture.
@@ -238,13 +242,17 @@ macro_rules! for_each_class {
                 cuGreenCtxStreamCreate cuLibraryUnload cuModuleUnload cuStreamCreate
                 cuStreamCreateWithPriority
             }
+            // What the program says about stream-ordered pools.
+            pass own {
+                cuDeviceSetMemPool cuMemPoolSetAttribute cuMemSetMemPool
+            }
             // Nothing to do with memory.
             pass pass {
                 cuCoredumpDeregisterCompleteCallback cuCoredumpDeregisterStartCallback
                 cuCoredumpRegisterCompleteCallback cuCoredumpRegisterStartCallback cuCoredumpSetAttribute
                 cuCoredumpSetAttributeGlobal cuCtxRecordEvent cuCtxWaitEvent cuDevResourceGenerateDesc
                 cuDevSmResourceSplit cuDevSmResourceSplitByCount cuDeviceRegisterAsyncNotification
-                cuDeviceSetGraphMemAttribute cuDeviceSetMemPool cuDeviceUnregisterAsyncNotification
+                cuDeviceSetGraphMemAttribute  cuDeviceUnregisterAsyncNotification
                 cuEventRecord cuEventRecordWithFlags cuEventRecordWithFlags_ptsz cuEventRecord_ptsz
                 cuFuncSetAttribute cuFuncSetBlockShape cuFuncSetCacheConfig cuFuncSetSharedMemConfig
                 cuFuncSetSharedSize cuGraphAddChildGraphNode cuGraphAddDependencies
@@ -264,8 +272,8 @@ macro_rules! for_each_class {
                 cuGraphRetainUserObject cuGreenCtxRecordEvent cuGreenCtxWaitEvent cuKernelSetAttribute
                 cuKernelSetCacheConfig cuLaunchHostFunc cuLaunchHostFunc_ptsz cuLaunchHostFunc_v2
                 cuLaunchHostFunc_v2_ptsz cuLinkAddData cuLinkAddData_v2 cuLinkAddFile cuLinkAddFile_v2
-                cuLinkComplete cuLogsRegisterCallback cuLogsUnregisterCallback cuMemPoolSetAttribute
-                cuMemSetMemPool cuParamSetSize cuParamSetTexRef cuParamSetf cuParamSeti
+                cuLinkComplete cuLogsRegisterCallback cuLogsUnregisterCallback
+                 cuParamSetSize cuParamSetTexRef cuParamSetf cuParamSeti
                 cuParamSetv cuStreamAddCallback cuStreamAddCallback_ptsz cuStreamCopyAttributes
                 cuStreamCopyAttributes_ptsz cuStreamSetAttribute cuStreamSetAttribute_ptsz
                 cuStreamWaitEvent cuStreamWaitEvent_ptsz cuSurfObjectCreate cuSurfObjectDestroy

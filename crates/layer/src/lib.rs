@@ -25,6 +25,7 @@ mod barrier;
 mod bridge;
 mod classes;
 mod elf;
+mod fences;
 mod fork;
 mod hooks;
 mod interop;

@@ -22,6 +22,11 @@ fn bug_019_memory_of_every_origin_is_freed_by_who_gave_it() {
 }
 
 #[test]
+fn stream_ordered_memory_is_like_the_drivers() {
+    assert!(same("pools").contains("its own stream has it at once True"));
+}
+
+#[test]
 fn bug_031_nothing_of_ours_breaks_a_capture() {
     let output = same("capture");
     for mode in 0..3 {

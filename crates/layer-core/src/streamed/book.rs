@@ -641,8 +641,8 @@ impl Book {
             .any(|(_, entry)| entry.busy > 0 && which(&entry.key))
     }
 
-    /// Whether something on a device waits for a stream.
-    pub(super) fn waits(&self, device: usize) -> bool {
+    /// Whether something of such pools waits for a stream, and will learn of its progress.
+    pub(super) fn waits(&self, which: impl Fn(&MemPool) -> bool) -> bool {
         let unsettled: Vec<Stream> = self
             .entries()
             .filter(|(_, entry)| entry.last > entry.settled && !entry.key.is_nobodys())
@@ -652,7 +652,7 @@ impl Book {
         self.pools
             .iter()
             .flatten()
-            .filter(|pool| pool.device == device)
+            .filter(|pool| which(pool))
             .any(|pool| unsettled.iter().any(|&stream| pool.heap.waits_for(stream)))
     }
 

@@ -102,7 +102,7 @@ fn slowly(core: &Core, which: WhichPool, stream: &StreamKey, room: u64, size: u6
                     break;
                 }
             }
-            if !streamed.lock().waits(device.index) || Instant::now() > deadline {
+            if !streamed.lock().waits(|pool| pool.handle == handle) || Instant::now() > deadline {
                 break;
             }
             std::thread::sleep(PAUSE);
@@ -186,10 +186,10 @@ pub(super) fn free(core: &Core, ptr: u64, stream: Option<&StreamKey>) -> Option<
     };
     drop(book);
     if let Some(key) = at_once
-        && let Some(fences) = streamed.fences.get()
+        && let Some(fences) = usable(streamed)
     {
         // Nobody but this thread can mark its own stream, and it may never come by again.
-        fence(streamed, fences, |other| *other == key);
+        fence(streamed, &fences, |other| *other == key);
     }
     Some(Ok(()))
 }
@@ -333,7 +333,7 @@ pub(crate) fn make_room_waiting(core: &Core, device: usize) -> usize {
         if released > 0 || !core.streamed.is_used() {
             return released;
         }
-        let waits = core.streamed.lock().waits(device);
+        let waits = core.streamed.lock().waits(|pool| pool.device == device);
         if !waits || usable(&core.streamed).is_none() || core.is_exiting() || Instant::now() > deadline {
             return 0;
         }
@@ -361,8 +361,8 @@ pub(crate) fn after_quiet(core: &Core, device: usize) {
 /// Streams end. `alive`: the driver has not destroyed them yet, and their work may still run.
 pub(super) fn streams_go(core: &Core, which: impl Fn(&StreamKey) -> bool + Copy, alive: bool) {
     let streamed = &core.streamed;
-    if alive && let Some(fences) = streamed.fences.get() {
-        fence(streamed, fences, which);
+    if alive && let Some(fences) = usable(streamed) {
+        fence(streamed, &fences, which);
     }
     let mut book = streamed.lock();
     let unused = if alive {

@@ -376,19 +376,19 @@ impl Heap {
         }
     }
 
-    /// Takes slabs out that are wholly anybody's, largest addresses first, as long as more than `keep` bytes are left.
+    /// Takes slabs out that are wholly anybody's, largest addresses first, as long as at least `keep` bytes are left.
     pub(crate) fn trim(&mut self, keep: u64) -> Vec<(u64, u64)> {
         let mut out = Vec::new();
         if self.idle == 0 {
             return out;
         }
         for index in (0..self.slabs.len()).rev() {
-            if self.reserved <= keep {
-                break;
-            }
             let Some(slab) = self.slabs[index].filter(|slab| slab.live == 0) else {
                 continue;
             };
+            if self.reserved - slab.len < keep {
+                continue;
+            }
             let whole = self.nodes[slab.first as usize];
             if whole.len != slab.len || self.number_if_free_to(slab.first, ANYBODY).is_none() {
                 continue;

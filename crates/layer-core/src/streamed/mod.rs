@@ -302,6 +302,16 @@ impl Engine {
         self.core.streamed.lock().figures(handle)
     }
 
+    /// The device of a pool; `None` if it is not one of ours.
+    #[must_use]
+    pub fn pool_device(&self, handle: u64) -> Option<usize> {
+        if self.core.is_child() {
+            return None;
+        }
+        let book = self.core.streamed.lock();
+        book.pool(book.by_handle(handle)?).map(|pool| pool.device)
+    }
+
     /// Changes what the program said about a pool. `false` if it is not one of ours.
     pub fn pool_change(&self, handle: u64, change: impl FnOnce(&mut PoolFacts)) -> bool {
         !self.core.is_child() && self.core.streamed.lock().facts_mut(handle, change)

@@ -9,6 +9,7 @@
 //!             +--begin--> streams = {s}                   +--begin: waits until waiting = 0
 //! ```
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use ebb_abi::*;
@@ -35,6 +36,14 @@ static STATE: Mutex<State> = Mutex::new(State {
     put_off: Vec::new(),
 });
 static CHANGED: Condvar = Condvar::new();
+/// How many streams are captured, for who only wants to know whether any is.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a stream is captured.
+#[inline]
+pub(crate) fn any() -> bool {
+    ACTIVE.load(Ordering::Acquire) != 0
+}
 
 fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,6 +54,7 @@ fn state() -> MutexGuard<'static, State> {
 pub(crate) fn forget_in_child() {
     if let Ok(mut state) = STATE.try_lock() {
         state.streams.clear();
+        ACTIVE.store(0, Ordering::Release);
         state.put_off.clear();
         state.waiting = 0;
     }
@@ -100,6 +110,7 @@ fn begins(running: &Running, key: Key) {
         state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
     state.streams.push(key);
+    ACTIVE.store(state.streams.len(), Ordering::Release);
     drop(state);
     running.engine.capture_begin();
 }
@@ -111,6 +122,7 @@ fn ended(running: &Running, key: Key) {
         return;
     };
     state.streams.swap_remove(at);
+    ACTIVE.store(state.streams.len(), Ordering::Release);
     let put_off = if state.streams.is_empty() {
         core::mem::take(&mut state.put_off)
     } else {
@@ -190,8 +202,19 @@ end! {
     cuStreamEndCapture_ptsz true (phGraph: *mut CUgraph);
     cuStreamEndCaptureToCig false ();
     cuStreamEndCaptureToCig_ptsz true ();
-    cuStreamDestroy false ();
-    cuStreamDestroy_v2 false ();
+}
+
+/// A stream was destroyed, or could not be: one that was captured is so no longer.
+pub(crate) fn stream_destroyed(stream: CUstream, result: CUresult) {
+    if !any() {
+        return;
+    }
+    let key = key(stream, false);
+    tell(|running| {
+        if result.is_success() || is_over(running, key.0) {
+            ended(running, key);
+        }
+    });
 }
 
 fn tell(what: impl FnOnce(&Running)) {

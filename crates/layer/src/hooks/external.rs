@@ -27,7 +27,7 @@ pub(crate) enum Id {
 
 /// A piece of such memory that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+pub(crate) struct Piece {
     device: usize,
     kind: ExternalKind,
     bytes: u64,
@@ -88,7 +88,7 @@ pub(crate) fn gone(id: Id) {
 }
 
 /// Counts a piece before the driver is asked. `Ok(None)`: there is nothing to count it against.
-fn reserve(
+pub(crate) fn reserve(
     kind: ExternalKind,
     bytes: Option<u64>,
     device: impl FnOnce(&Running) -> Option<usize>,
@@ -108,7 +108,7 @@ fn reserve(
 }
 
 /// After the driver was asked: the piece is there under this name, or is not.
-fn settle(piece: Option<Piece>, id: Option<Id>) {
+pub(crate) fn settle(piece: Option<Piece>, id: Option<Id>) {
     let Some(piece) = piece else { return };
     with(|running| {
         match id {
@@ -160,18 +160,6 @@ macro_rules! written {
 counted! {
     cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) {
         Managed, Some(bytesize as u64), here, Id::Pointer(written!(dptr).0)
-    }
-    cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
-        AsyncPool, Some(bytesize as u64), here, Id::Pointer(written!(dptr).0)
-    }
-    cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
-        AsyncPool, Some(bytesize as u64), here, Id::Pointer(written!(dptr).0)
-    }
-    cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) {
-        AsyncPool, Some(bytesize as u64), here, Id::Pointer(written!(dptr).0)
-    }
-    cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) {
-        AsyncPool, Some(bytesize as u64), here, Id::Pointer(written!(dptr).0)
     }
     cuArrayCreate(pHandle: *mut CUarray, pAllocateArray: *const CUDA_ARRAY_DESCRIPTOR_v1) {
         Array,

@@ -15,7 +15,7 @@ use ebb_units::Bytes;
 
 use crate::barrier;
 use crate::bridge::{self, Running};
-use crate::hooks::{capture, external, with};
+use crate::hooks::{capture, external, pools, with};
 use crate::symbols::real;
 
 /// The driver's pitch of rows: each begins at a multiple of this.
@@ -102,6 +102,7 @@ pub(crate) unsafe extern "C-unwind" fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresu
             let result = unsafe { real::cuMemFree_v2(dptr) };
             if result.is_success() {
                 external::gone(external::Id::Pointer(dptr.0));
+                pools::freed_by_driver();
             }
             result
         }
@@ -112,6 +113,9 @@ pub(crate) unsafe extern "C-unwind" fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresu
 fn free_ours(running: &Running, ptr: u64) -> Option<CUresult> {
     if ptr == 0 || !running.engine.contains(ptr) {
         return None;
+    }
+    if let Some(freed) = pools::free_plainly(running, ptr) {
+        return Some(freed);
     }
     let Some(allocation) = running
         .lookup(ptr)
@@ -190,6 +194,11 @@ static REACHED: OnceLock<Option<Sender<u64>>> = OnceLock::new();
 /// Set when `exit` has begun: no driver call begins by itself any more.
 static EXITING: AtomicBool = AtomicBool::new(false);
 
+/// Whether `exit` has begun.
+pub(crate) fn is_exiting() -> bool {
+    EXITING.load(Ordering::SeqCst)
+}
+
 /// `exit` has begun.
 pub(crate) fn exiting() {
     EXITING.store(true, Ordering::SeqCst);
@@ -227,7 +236,13 @@ unsafe extern "C" fn reached(data: *mut c_void) {
 
 /// Enqueues a free of our memory on a stream; `None` if the memory is not ours.
 fn free_async(running: &'static Running, ptr: u64, stream: CUstream) -> Option<CUresult> {
-    if ptr == 0 || !running.engine.contains(ptr) {
+    if ptr == 0 {
+        return None;
+    }
+    if let Some(freed) = pools::free_async(running, ptr, stream) {
+        return Some(freed);
+    }
+    if !running.engine.contains(ptr) {
         return None;
     }
     if running
@@ -284,6 +299,7 @@ macro_rules! free_async {
                     let result = unsafe { real::$name(dptr, hStream) };
                     if result.is_success() {
                         external::gone(external::Id::Pointer(dptr.0));
+                        pools::freed_by_driver();
                     }
                     result
                 }

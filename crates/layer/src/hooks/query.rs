@@ -205,7 +205,8 @@ fn attribute(
         }
         CU_POINTER_ATTRIBUTE_RANGE_SIZE | CU_POINTER_ATTRIBUTE_MAPPING_SIZE => Value::Long(allocation.size),
         CU_POINTER_ATTRIBUTE_MAPPED => Value::Word(1),
-        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES | CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => Value::Long(0),
+        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => Value::Long(0),
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => Value::Long(allocation.pool),
         CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => Value::Word(u32::from(device.facts.rdma)),
         CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => Value::Word(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE.0),
         // Of a newer driver, or of no use: its own answer.

@@ -305,6 +305,41 @@ fn threads_work_on_while_memory_comes_and_goes() {
     program.finish();
 }
 
+/// Also 17 (what is charged, and when it is credited), 22 (what goes in bulk) and 23 (a reset leaves nothing held).
+#[test]
+fn bug_004_017_022_023_pools_under_a_limit() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "pools_limit", true);
+    let _daemon = under(&bench, &mut command, Bytes::mib(110));
+    assert_eq!(
+        run(&mut command),
+        "limit 2 True True\nround and round 200\nall of it for somebody else True True\ncredited True\n\
+         kept False trimmed True\nkept True trimmed True\ndestroyed pool True\ndestroyed stream True\nreset True -1 True\n"
+    );
+}
+
+/// Also 79: cold memory that the program never frees is released all the same.
+#[test]
+fn bug_035_079_stream_order_holds_while_memory_comes_and_goes() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "pools_churn", true);
+    let daemon = under(&bench, &mut command, Bytes(u64::MAX));
+    let mut program = Told::start(&mut command);
+    let turns = |line: String| {
+        line.strip_prefix("turns ")
+            .and_then(|n| n.parse::<u64>().ok())
+            .expect("a number")
+    };
+    for _ in 0..8 {
+        let before = turns(program.say("turns"));
+        assert!(daemon.evict() >= 24 << 20, "the cold block goes");
+        while turns(program.say("turns")) < before + 2 {}
+    }
+    drop(program.child.stdin.take());
+    assert_eq!(program.line(), "bad []");
+    program.finish();
+}
+
 #[test]
 fn exit_with_memory_that_is_away() {
     let bench = Bench::new();

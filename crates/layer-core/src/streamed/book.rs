@@ -127,6 +127,8 @@ pub(super) struct Book {
     streams: Vec<Option<Entry>>,
     by_key: Map<StreamKey, Stream>,
     ripe: usize,
+    /// Streams that freed something and are not known to have come so far.
+    unsettled: usize,
 }
 
 impl Book {
@@ -143,6 +145,11 @@ impl Book {
     /// How many pools should shrink when the program waits for something.
     pub(super) fn ripe(&self) -> usize {
         self.ripe
+    }
+
+    /// How many streams are not known to have come to their last free.
+    pub(super) fn unsettled(&self) -> usize {
+        self.unsettled
     }
 
     /// Whether there is any memory of ours in pools.
@@ -406,6 +413,7 @@ impl Book {
             None => self.stream_of(no, piece),
         };
         if let Some(Some(entry)) = self.streams.get_mut(stream.0 as usize) {
+            self.unsettled += usize::from(entry.last <= entry.settled);
             entry.last = number;
         }
         let pool = self.pool_mut(no)?;
@@ -578,6 +586,7 @@ impl Book {
         if upto <= entry.settled {
             return;
         }
+        self.unsettled -= usize::from(entry.last > entry.settled && entry.last <= upto);
         entry.settled = upto;
         for no in 0..self.pools.len() {
             if let Some(pool) = &mut self.pools[no] {
@@ -741,6 +750,8 @@ impl Book {
             self.ripe,
             self.pools.iter().flatten().filter(|pool| pool.ripe).count()
         );
+        let unsettled = self.entries().filter(|(_, entry)| entry.last > entry.settled);
+        assert_eq!(self.unsettled, unsettled.count());
         for (_, entry) in self.entries() {
             assert!(entry.fences.windows(2).all(|pair| pair[0].0 <= pair[1].0));
             assert!(entry.fences.len() <= FENCES);

@@ -308,6 +308,9 @@ pub(super) fn waited(core: &Core, mark: u64, waited: &Waited) {
     if let Some(fences) = streamed.fences.get() {
         recycle(fences, unused);
     }
+    if streamed.lock().ripe() == 0 {
+        return;
+    }
     if let Some(fences) = usable(streamed) {
         look(streamed, &fences, None);
     }

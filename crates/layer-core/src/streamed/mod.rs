@@ -182,8 +182,8 @@ pub(crate) struct Streamed {
     fences: OnceLock<Arc<dyn Fences>>,
     /// Slabs there are: most programs have none, and then nothing here costs more than a load.
     slabs: AtomicUsize,
-    /// Pools that should shrink when the program waits for something.
-    ripe: AtomicUsize,
+    /// What a wait of the program would change: pools that should shrink then, and streams that are not known to have come so far.
+    eager: AtomicUsize,
 }
 
 /// The books, held. What others may know without the lock is brought up to date when they are let go.
@@ -207,12 +207,12 @@ impl std::ops::DerefMut for Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        let (slabs, ripe) = (self.book.slabs(), self.book.ripe());
+        let (slabs, eager) = (self.book.slabs(), self.book.ripe() + self.book.unsettled());
         if self.streamed.slabs.load(Ordering::Relaxed) != slabs {
             self.streamed.slabs.store(slabs, Ordering::Release);
         }
-        if self.streamed.ripe.load(Ordering::Relaxed) != ripe {
-            self.streamed.ripe.store(ripe, Ordering::Release);
+        if self.streamed.eager.load(Ordering::Relaxed) != eager {
+            self.streamed.eager.store(eager, Ordering::Release);
         }
     }
 }
@@ -353,7 +353,7 @@ impl Engine {
     #[inline]
     #[must_use]
     pub fn pool_mark(&self) -> Option<u64> {
-        if self.core.streamed.ripe.load(Ordering::Acquire) == 0 || self.core.is_child() {
+        if self.core.streamed.eager.load(Ordering::Acquire) == 0 || self.core.is_child() {
             return None;
         }
         Some(self.core.streamed.lock().now())

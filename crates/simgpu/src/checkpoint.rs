@@ -174,7 +174,7 @@ fn move_out() {
     }
     let machine = process().machine;
     for context in process().contexts.all() {
-        machine.credit_context(context.shared.device, context.held_bytes());
+        machine.credit_context(context.shared.device, machine.config().context_bytes);
     }
 }
 
@@ -184,9 +184,8 @@ fn move_in() -> R {
     let mut contexts = Vec::new();
     let mut failed = false;
     for context in process().contexts.all() {
-        let bytes = context.held_bytes();
-        if machine.charge_context(context.shared.device, bytes) {
-            contexts.push((context.shared.device, bytes));
+        if machine.charge_context(context.shared.device, machine.config().context_bytes) {
+            contexts.push(context.shared.device);
         } else {
             failed = true;
             break;
@@ -197,8 +196,8 @@ fn move_in() -> R {
         for phys in &memory {
             phys.park();
         }
-        for (device, bytes) in contexts {
-            machine.credit_context(device, bytes);
+        for device in contexts {
+            machine.credit_context(device, machine.config().context_bytes);
         }
         return Err(CUresult::ERROR_OUT_OF_MEMORY);
     }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use crate::known;
+use crate::known::{self, Known};
 use crate::modes::{Mode, Tool};
 use crate::runner::{End, Result, Run, Verdict};
 
@@ -52,8 +52,8 @@ impl Cell {
 
 impl Report<'_> {
     /// The reason, if this disagreement is known: of ebb, or of the simulated GPU itself.
-    fn known(&self, name: &str, mode: Mode) -> Option<&'static str> {
-        known::why(name, mode).filter(|_| match mode {
+    fn known(&self, name: &str, mode: Mode) -> Option<&'static Known> {
+        known::find(name, mode).filter(|_| match mode {
             Mode::Plain => self.simulated,
             _ => matches!(self.tool, Tool::Ebb { .. }),
         })
@@ -100,7 +100,7 @@ impl Report<'_> {
                 let known = self.known(name, *mode);
                 match (verdict, known) {
                     (Verdict::Failed(why), None) => faults.push(format!("{name} ({mode_name}): {why}")),
-                    (Verdict::Passed, Some(_)) if self.simulated => {
+                    (Verdict::Passed, Some(known)) if self.simulated && !known.sometimes => {
                         faults.push(format!(
                             "{name} ({mode_name}): agrees, but is on the list of known ones"
                         ));
@@ -195,7 +195,7 @@ impl Report<'_> {
                 let _ = writeln!(text, "\n{name} ({}): {why}", modes.join(", "));
                 let _ = writeln!(text, "  {}", result.behaviour.what);
                 if let Some(known) = self.known(name, *mode) {
-                    let _ = writeln!(text, "  known: {known}");
+                    let _ = writeln!(text, "  known: {}", known.why);
                 }
                 let reference = match (*mode, result.behaviour.fact) {
                     (Mode::Plain, fact) => fact.unwrap_or_default().iter().map(ToString::to_string).collect(),
@@ -266,7 +266,8 @@ impl Report<'_> {
                 };
                 let known = self
                     .known(result.behaviour.name, *mode)
-                    .filter(|_| word == "failed");
+                    .filter(|_| word == "failed")
+                    .map(|known| known.why);
                 let value = json!({
                     "verdict": word, "why": why, "known": known,
                     "seen": run.as_ref().map(|run| &run.lines),

@@ -114,6 +114,10 @@ pub(crate) fn run_all(
 fn in_all_modes(behaviour: &'static Behaviour, world: &World, settings: &Settings) -> Result {
     let mut runs: Vec<(Mode, Option<Run>, Verdict)> = Vec::new();
     for mode in &settings.modes {
+        if world.command(*mode, &settings.program).is_none() {
+            runs.push((*mode, None, Verdict::NotApplicable));
+            continue;
+        }
         let plain = runs.first().and_then(|(_, run, _)| run.as_ref());
         let (run, verdict) = match plain.map(|run| &run.end) {
             Some(End::Skipped(why)) => (None, Verdict::Skipped(why.clone())),

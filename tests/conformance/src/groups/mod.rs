@@ -1,10 +1,19 @@
 //! The behaviours, a file for each part of the interface.
 
 mod alloc;
+mod contexts;
 mod copy;
+mod entry;
+mod graphs;
+mod host;
 mod info;
+mod managed;
+mod modules;
+mod nvml;
 mod pointer;
+mod pools;
 mod share;
+mod streams;
 mod vmm;
 
 use crate::behaviour::Behaviour;
@@ -16,9 +25,18 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Behaviour> {
 
 const GROUPS: &[&[Behaviour]] = &[
     alloc::ALL,
+    contexts::ALL,
     copy::ALL,
+    entry::ALL,
+    graphs::ALL,
+    host::ALL,
     info::ALL,
+    managed::ALL,
+    modules::ALL,
+    nvml::ALL,
     pointer::ALL,
+    pools::ALL,
     share::ALL,
+    streams::ALL,
     vmm::ALL,
 ];

@@ -95,7 +95,7 @@ def once(case, number):
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(kit.WORK / f"inductor{number}"), "TRITON_CACHE_DIR": str(kit.WORK / f"triton{number}"),
               "TORCHINDUCTOR_COMPILE_THREADS": "4"}
     plain_env = {**kit.BASE, **shared, **case.plain_env}
-    timeout = 150
+    timeout = 170
     first = lines_of([*case.command, "--seconds", seconds], plain_env, case.works, timeout)
     steps = ",".join(f"{work}={line['steps']}" for work, line in first.items() if line.get("steps"))
     say(f"{case.name}: plain did {steps}")

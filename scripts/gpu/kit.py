@@ -51,6 +51,7 @@ SERVING = []
 BEGAN = time.monotonic()
 DEADLINE = None
 LOCK = threading.Lock()
+SAVING = threading.RLock()  # a signal may come while its holder saves, and saves too
 
 
 class OutOfTime(RuntimeError):
@@ -457,9 +458,17 @@ def smi_used_mib(card=0):
 
 def save():
     """Everything so far, so that an interrupted run still brings it back."""
-    temporary = WORK / "results.json"
-    temporary.write_text(json.dumps({**RESULTS, "table": TABLE}, indent=1, default=str))
-    shutil.copyfile(temporary, args.out / "results.json")
+    with SAVING:
+        for _ in range(5):
+            try:
+                text = json.dumps({**RESULTS, "table": TABLE}, indent=1, default=str)
+            except RuntimeError:  # another thread added to it meanwhile
+                time.sleep(0.01)
+                continue
+            temporary = WORK / "results.json"
+            temporary.write_text(text)
+            shutil.copyfile(temporary, args.out / "results.json")
+            return
 
 
 def row(what, value, target="", ok=None):

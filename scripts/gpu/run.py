@@ -38,7 +38,7 @@ SECTIONS = {
     "mixed": (jobs.mixed, 140, 320),
     "notebook": (jobs.notebook, 90, 200),
     "step": (figures.step, 110, 300),
-    "frameworks": (frameworks.frameworks, 270, 480),
+    "frameworks": (frameworks.frameworks, 240, 480),
     "share": (sharing.share, 80, 200),
     "suites": (suites.suites, 300, 480),
     "throughput": (throughput.throughput, 290, 480),
@@ -49,7 +49,7 @@ SECTIONS = {
 SEVERAL = {
     "mps": (mps.mps, 60, 150),
     "nccl2": (several.nccl2, 120, 300),
-    "two_cards": (several.two_cards, 90, 200),
+    "two_cards": (several.two_cards, 120, 240),
 }
 
 
@@ -91,6 +91,8 @@ def one(name, failed):
         kit.row(name, f"FAILED: {type(error).__name__} {error}"[:1500], "", False)
         if isinstance(error, (kit.OutOfTime, subprocess.TimeoutExpired)) or "took more than" in str(error):
             kit.autopsy()
+        kit.end_all(but=kit.SERVING)
+        kit.stop_daemon()  # the next section begins with a fresh one
     finally:
         kit.end_all(but=kit.SERVING)
     kit.RESULTS.setdefault("seconds", {})[name] = round(time.monotonic() - began, 1)

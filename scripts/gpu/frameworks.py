@@ -76,16 +76,16 @@ def lines_of(command, env, works, timeout):
         found = {line["work"]: line for line in kit.json_lines(out) if "work" in line}
         got |= found
         rest = [work for work in rest if work not in got]
-        if status != 0:
+        if status == "too slow":
             kit.note(f"--- {' '.join(map(str, words))}: {status}\n{out[-1000:]}\n{err[-6000:]}")
-            if status == "too slow":
-                got |= {work: {"work": work, "error": "too slow", "steps": 0} for work in rest}
-                break
-            if rest and not found:
-                tail = err.strip().splitlines()[-1:] or [""]
-                got[rest[0]] = {"work": rest.pop(0), "error": f"died with {status}: {tail[0][:200]}", "steps": 0}
-        elif any("error" in line for line in found.values()):
-            kit.note(f"--- {' '.join(map(str, words))}: an error of its own\n{err[-6000:]}")
+            got |= {work: {"work": work, "error": "too slow", "steps": 0} for work in rest}
+            break
+        if status != 0 or rest or any("error" in line for line in found.values()):
+            kit.note(f"--- {' '.join(map(str, words))}: {status}\n{out[-1000:]}\n{err[-6000:]}")
+        if rest and not found:  # the first of them is what it died of
+            tail = err.strip().splitlines()[-1:] or [""]
+            culprit = rest.pop(0)
+            got[culprit] = {"work": culprit, "error": f"died with {status}: {tail[0][:200]}", "steps": 0}
     return got
 
 

@@ -33,6 +33,11 @@ pub struct Location {
     pub id: u32,
 }
 
+impl Location {
+    /// The kind of a device.
+    pub const DEVICE: u32 = 1;
+}
+
 /// What a location may do with mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grant {

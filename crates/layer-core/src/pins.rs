@@ -38,6 +38,8 @@ pub enum PinReason {
     Registered,
     /// It is mapped in a way in which it could not be mapped again.
     Unrepeatable,
+    /// The processor may use it where it is mapped, which no gate sees.
+    Processor,
 }
 
 impl PinReason {
@@ -53,6 +55,7 @@ impl PinReason {
             Self::Multicast => "multicast",
             Self::Retained => "retained handle",
             Self::Registered => "registered",
+            Self::Processor => "used by the processor",
             Self::Unrepeatable => "mapped in parts or into an array",
         }
     }

@@ -156,6 +156,12 @@ impl Engine {
             // A mapping whose parts differ could not be put back: its memory stays where it is.
             self.vmm_pin_range(at, size, PinReason::Unrepeatable);
         }
+        if grants
+            .iter()
+            .any(|grant| grant.flags != 0 && grant.location.kind != Location::DEVICE)
+        {
+            self.vmm_pin_range(at, size, PinReason::Processor);
+        }
     }
 
     /// What a location may do at an address, if it is one of ours and something was said about that location.

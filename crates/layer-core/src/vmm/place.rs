@@ -123,9 +123,16 @@ fn map(memory: &dyn DeviceMemory, mapping: &Mapped, real: Handle) -> Result<(), 
     memory
         .map_as(mapping.at, mapping.size, real)
         .map_err(|error| (error, false))?;
-    if !mapping.grants.is_empty() {
+    // Nothing is what a new mapping has.
+    let grants: Vec<Grant> = mapping
+        .grants
+        .iter()
+        .filter(|grant| grant.flags != 0)
+        .copied()
+        .collect();
+    if !grants.is_empty() {
         memory
-            .grant(mapping.at, mapping.size, &mapping.grants)
+            .grant(mapping.at, mapping.size, &grants)
             .map_err(|error| (error, true))?;
     }
     Ok(())

@@ -457,6 +457,26 @@ fn access_to_a_part_of_a_mapping_pins_what_it_cannot_put_back() {
     rig.assert_gone_after_detach();
 }
 
+/// On machines where the processor reaches the card's memory it does so past every gate.
+#[test]
+fn what_the_processor_may_use_stays() {
+    let daemon = Daemon::start(Script::default());
+    let (rig, held) = ready(&daemon);
+    let processor = |flags| Grant {
+        location: Location { kind: 2, id: 0 },
+        flags,
+    };
+    rig.allow(held.at + 4 * G, 2 * G, &[processor(0)]);
+    assert_eq!(daemon.reclaim(u64::MAX).freed, 19 * G, "nothing was given");
+    rig.allow(held.at + 20 * G, 3 * G, &[processor(1)]);
+    assert_eq!(daemon.reclaim(u64::MAX).freed, 13 * G);
+    let report = rig.engine.report_json();
+    assert!(report.contains("used by the processor"), "{report}");
+    rig.touch(|_| ()).unwrap();
+    held.free(&rig);
+    rig.assert_gone_after_detach();
+}
+
 /// Copies need a context; what was written stays where it is as long as there is none, and what was not may go.
 #[test]
 fn without_a_context_nothing_is_copied_and_nothing_is_lost() {

@@ -112,6 +112,54 @@ impl Cuda {
         call!(self, "cuMemFreeAsync"(pointer => u64, 0 => usize))
     }
 
+    /// Memory that the program makes by handles of `unit` bytes and maps into one reservation, as expandable segments do.
+    ///
+    /// # Errors
+    /// The driver's code; nothing is kept.
+    pub fn alloc_mapped(&self, bytes: u64, unit: u64) -> Result<u64> {
+        let bytes = bytes.next_multiple_of(unit);
+        let mut base = 0u64;
+        call!(self, "cuMemAddressReserve"(&raw mut base => *mut u64, bytes => u64, 0 => usize, 0 => u64, 0 => u64))?;
+        let mut mapped = 0;
+        let grown = (0..bytes / unit).try_for_each(|n| {
+            self.map_one(base + n * unit, unit)?;
+            mapped += unit;
+            Ok(())
+        });
+        if let Err(error) = grown {
+            if mapped > 0 {
+                call!(self, "cuMemUnmap"(base => u64, mapped => u64))?;
+            }
+            call!(self, "cuMemAddressFree"(base => u64, bytes => u64))?;
+            return Err(error);
+        }
+        Ok(base)
+    }
+
+    /// One handle, mapped with access, and released: its mapping keeps it.
+    fn map_one(&self, at: u64, size: u64) -> Result<()> {
+        // Pinned, exportable by a descriptor, on device 0; and that device reads and writes.
+        let props: [u32; 8] = [1, 1, 1, 0, 0, 0, 0, 0];
+        let access: [u32; 3] = [1, 0, 3];
+        let mut handle = 0u64;
+        call!(self, "cuMemCreate"(&raw mut handle => *mut u64, size => u64, props.as_ptr() => *const u32, 0 => u64))?;
+        let mapped = call!(self, "cuMemMap"(at => u64, size => u64, 0 => usize, handle => u64, 0 => u64));
+        call!(self, "cuMemRelease"(handle => u64))?;
+        mapped?;
+        call!(self, "cuMemSetAccess"(at => u64, size => u64, access.as_ptr() => *const u32, 1 => usize))
+    }
+
+    /// Gives back what [`Self::alloc_mapped`] gave. It waits first, as such allocators do: unmapping waits for nothing.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn free_mapped(&self, base: u64, bytes: u64, unit: u64) -> Result<()> {
+        let bytes = bytes.next_multiple_of(unit);
+        self.synchronize()?;
+        call!(self, "cuMemUnmap"(base => u64, bytes => u64))?;
+        call!(self, "cuMemAddressFree"(base => u64, bytes => u64))
+    }
+
     /// Free and total bytes.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Ten processes that allocate, free, launch, copy, idle, fork and die at random on a card that holds a third of what they
+//! Ten processes that allocate, map memory by themselves, free, launch, copy, idle, fork and die at random on a card that holds a third of what they
 //! want. `EBB_SEED` repeats a run, `EBB_TORTURE_SECONDS` (60) makes it longer.
 
 use std::time::{Duration, Instant};
@@ -8,10 +8,20 @@ use ebb_units::Bytes;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::Rng;
 
+/// Memory of a program: name, bytes, what is in it.
+struct Block {
+    name: String,
+    size: u64,
+    value: u64,
+    by_copy: bool,
+    /// Mapped by the program itself.
+    mapped: bool,
+}
+
 /// One program and what its memory must hold.
 struct Actor {
     program: Program,
-    blocks: Vec<(String, u64, u64, bool)>,
+    blocks: Vec<Block>,
     next: u64,
 }
 
@@ -31,7 +41,7 @@ impl Actor {
     }
 
     fn held(&self) -> u64 {
-        self.blocks.iter().map(|b| b.1).sum()
+        self.blocks.iter().map(|block| block.size).sum()
     }
 
     /// One random step; everything that is read back must be right.
@@ -45,12 +55,24 @@ impl Actor {
                     let name = format!("m{}", self.next);
                     let value = rng.next_u64() % 1_000_000;
                     self.next += 1;
-                    match self.program.say(&format!("alloc {name} {size}")) {
+                    let mapped = pick(rng, 3) == 0;
+                    let alloc = if mapped { "mapalloc" } else { "alloc" };
+                    match self.program.say(&format!("{alloc} {name} {size}")) {
                         Reply::Ok(_) => {
                             let by_copy = size < 1 << 20 && pick(rng, 2) == 0;
                             let verb = if by_copy { "write" } else { "fill" };
                             self.program.ok(&format!("{verb} {name} {value}"));
-                            self.blocks.push((name, size, value, by_copy));
+                            self.blocks.push(Block {
+                                name,
+                                size: if mapped {
+                                    size.next_multiple_of(2 << 20)
+                                } else {
+                                    size
+                                },
+                                value,
+                                by_copy,
+                                mapped,
+                            });
                         }
                         Reply::Err(code) => {
                             panic!("an allocation that waiting would have served failed with {code}")
@@ -60,12 +82,19 @@ impl Actor {
             }
             3 if !self.blocks.is_empty() => {
                 let at = usize::try_from(pick(rng, self.blocks.len() as u64)).unwrap();
-                let (name, ..) = self.blocks.swap_remove(at);
-                self.program.ok(&format!("free {name}"));
+                let block = self.blocks.swap_remove(at);
+                let free = if block.mapped { "mapfree" } else { "free" };
+                self.program.ok(&format!("{free} {}", block.name));
             }
             4..=7 if !self.blocks.is_empty() => {
                 let at = usize::try_from(pick(rng, self.blocks.len() as u64)).unwrap();
-                let (name, size, value, by_copy) = &self.blocks[at];
+                let Block {
+                    name,
+                    size,
+                    value,
+                    by_copy,
+                    ..
+                } = &self.blocks[at];
                 let verb = if *by_copy { "read" } else { "check" };
                 let wrong = self.program.ok(&format!("{verb} {name} {value}"))[0];
                 assert_eq!(

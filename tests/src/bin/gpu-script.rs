@@ -5,6 +5,7 @@
 //! info                 total               range NAME         spin MS              sync
 //! write NAME SEED      read NAME SEED      query              asyncalloc NAME N    asyncfree NAME
 //! graph NAME SEED      launch NAME SEED    rawfree ADDRESS    fork                 closefds
+//! mapalloc NAME BYTES  mapfree NAME
 //! ```
 //! Answers are `ok [numbers]` or `err CODE`. The first command that needs the driver opens device 0.
 
@@ -17,6 +18,9 @@ struct Script {
     cuda: Option<Cuda>,
     memory: HashMap<String, (u64, u64)>,
 }
+
+/// Bytes of a handle that the program maps by itself.
+const UNIT: u64 = 2 << 20;
 
 fn main() {
     let mut script = Script {
@@ -65,6 +69,16 @@ impl Script {
                 let pointer = self.cuda()?.alloc_async(number(2))?;
                 self.memory.insert(name.into(), (pointer, number(2)));
                 Ok(vec![pointer])
+            }
+            "mapalloc" => {
+                let pointer = self.cuda()?.alloc_mapped(number(2), UNIT)?;
+                self.memory.insert(name.into(), (pointer, number(2)));
+                Ok(vec![pointer])
+            }
+            "mapfree" => {
+                self.cuda()?.free_mapped(pointer, bytes, UNIT)?;
+                self.memory.remove(name);
+                Ok(vec![])
             }
             "free" => {
                 self.cuda()?.free(pointer)?;

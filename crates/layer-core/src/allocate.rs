@@ -68,8 +68,12 @@ struct Waiting {
 }
 
 pub(crate) fn own(core: &Core, device: &Arc<Device>, size: u64, owner: u64) -> Result<u64, AllocError> {
-    if size == 0 || device.lock().pool.rounded(size).is_none() {
+    if size == 0 {
         return Err(AllocError::Size(Bytes(size)));
+    }
+    // A size that cannot even be rounded up is too much, not a bad parameter: the driver says out of memory.
+    if device.lock().pool.rounded(size).is_none() {
+        return Err(AllocError::NeverFits(Bytes(size)));
     }
     allocate(core, device, What::Own { size, owner })
 }

@@ -20,12 +20,6 @@ const EBB: &[Mode] = &[Mode::Ebb, Mode::Evicting, Mode::Strict];
 /// All of them.
 pub(crate) const KNOWN: &[Known] = &[
     Known {
-        names: &["alloc.all_ones_size_is_out_of_memory"],
-        modes: EBB,
-        sometimes: false,
-        why: "a size that overflows when it is rounded up is taken for a bad parameter",
-    },
-    Known {
         names: &["free.then_use_is_refused"],
         modes: &[Mode::Ebb, Mode::Strict],
         sometimes: false,

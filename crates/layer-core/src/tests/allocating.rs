@@ -68,11 +68,11 @@ fn what_an_allocation_is_known_by() {
 #[test]
 fn no_size_is_no_allocation() {
     let rig = Rig::new(None, 64 * G);
-    for size in [0, u64::MAX] {
-        assert_eq!(
-            rig.engine.alloc(rig.device, size, 1),
-            Err(AllocError::Size(Bytes(size)))
-        );
+    for (size, wanted) in [
+        (0, AllocError::Size(Bytes(0))),
+        (u64::MAX, AllocError::NeverFits(Bytes(u64::MAX))),
+    ] {
+        assert_eq!(rig.engine.alloc(rig.device, size, 0), Err(wanted));
     }
     assert_eq!(
         rig.engine.alloc(7, G, 1),

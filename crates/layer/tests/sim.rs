@@ -314,7 +314,8 @@ fn bug_004_017_022_023_pools_under_a_limit() {
     assert_eq!(
         run(&mut command),
         "limit 2 True True\nround and round 200\nall of it for somebody else True True\ncredited True\n\
-         kept False trimmed True\nkept True trimmed True\ndestroyed pool True\ndestroyed stream True\nreset True -1 True\n"
+         kept False trimmed True\nkept True trimmed True\n\
+         exportable True True True full -2 True\nused 0\ngiven back True\ndestroyed pool True\ndestroyed stream True\nreset True -1 True\n"
     );
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use ebb_device::DeviceError;
+use ebb_device::fake::Call;
 use proptest::prelude::*;
 
 use super::*;
@@ -520,6 +522,86 @@ fn what_a_running_stream_freed_goes_without_a_copy_when_the_gate_is_closed() {
     assert!(done(end));
     assert_eq!(end.copied, 0);
     assert!(bench.rig.holds(live, 16 * G, 3));
+}
+
+/// Every call of the driver that a growing pool makes, failing once: the books say what is there, and the next try succeeds.
+#[test]
+fn a_slab_that_cannot_be_made_leaves_nothing_behind() {
+    for error in [
+        DeviceError::OutOfMemory,
+        DeviceError::Driver { code: 999, call: "x" },
+    ] {
+        for k in 1.. {
+            let bench = Bench::new(64 * G);
+            let keeps = bench.alloc(key(5), 4 * G).unwrap();
+            bench.rig.fake.fail_kth(k, error);
+            let result = bench.alloc(key(5), 20 * G);
+            let pending = bench.rig.fake.fault_pending();
+            bench.rig.fake.heal();
+            let figures = bench.figures();
+            let got = u64::from(result.is_ok()) * 20 * G;
+            assert_eq!(
+                (figures.used, figures.reserved),
+                (4 * G + got, 4 * G + got),
+                "{k}: {result:?}"
+            );
+            assert_eq!(bench.rig.books().allocated, 4 * G + got);
+            if let Ok(ptr) = result {
+                bench.free(ptr, key(5));
+            }
+            let again = bench.alloc(key(5), 20 * G).unwrap();
+            bench.free(again, key(5));
+            bench.free(keeps, key(5));
+            bench.wait(key(5));
+            assert_eq!(bench.rig.books().allocated, 0);
+            bench.rig.assert_gone_after_detach();
+            if pending {
+                assert!(k > 4, "several calls were tried");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn bug_119_large_allocations_have_few_chunks_and_one_call_for_access() {
+    let bench = Bench::new(256 * G);
+    let calls = |call| bench.rig.fake.calls(call);
+    let (creates, accesses) = (calls(Call::Create), calls(Call::SetAccess));
+    // Chunks of 8 MiB at most in these tests.
+    bench.alloc(key(5), 4 * G).unwrap();
+    assert_eq!(
+        (calls(Call::Create), calls(Call::SetAccess)),
+        (creates + 1, accesses + 1)
+    );
+    bench.alloc(key(5), 160 * G).unwrap();
+    assert_eq!(
+        (calls(Call::Create), calls(Call::SetAccess)),
+        (creates + 21, accesses + 2)
+    );
+    // As configured: 100 GiB are 800 chunks and not 51,200.
+    let (granule, largest) = (2 << 20, 128 << 20);
+    assert_eq!(crate::pool::chunk_size(100 << 30, granule, largest), largest);
+    assert_eq!(crate::pool::chunk_size(20 << 20, granule, largest), 20 << 20);
+}
+
+#[test]
+fn bug_023_nothing_of_a_pool_is_held_after_its_device_was_reset() {
+    let bench = Bench::new(64 * G);
+    let engine = &bench.rig.engine;
+    engine.pool_change(POOL, |facts| facts.release_threshold = u64::MAX);
+    let live = bench.alloc(key(5), 16 * G).unwrap();
+    let freed = bench.alloc(key(5), 16 * G).unwrap();
+    bench.card.work(key(5));
+    bench.free(freed, key(5));
+    // A reset: the contexts go, and everything with them.
+    engine.streams_of_context_gone(7);
+    bench.rig.assert_gone_after_detach();
+    assert_eq!((engine.lookup(live), engine.pool_free(live, None)), (None, None));
+    assert_eq!(
+        engine.pool_alloc(WhichPool::Handle(POOL), &key(5), G),
+        Err(PoolError::Unknown)
+    );
 }
 
 #[derive(Clone, Debug)]

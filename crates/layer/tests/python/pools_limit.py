@@ -53,6 +53,20 @@ for threshold in (0, 1 << 60):
     print("kept", kept > 0, "trimmed", info()[0] == start)
 ok(cuda.cuMemPoolSetAttribute(default, 4, byref(c_uint64(0))))
 
+# A pool that another process may open is the driver's own: counted by what it reserves.
+shared, props, s = c_void_p(), Props(1, 1, 1, 0), c_uint64()
+ok(cuda.cuMemPoolCreate(byref(shared), byref(props)), "exportable pool")
+s = take(3 * MIB, where, shared)
+print("exportable", s > 0, start - info()[0] == 4 * MIB, attribute(17, s) == shared.value,
+      "full", take(start, where, shared), start - info()[0] == 4 * MIB)
+fill(s, MIB // 2, 8)
+print("used", wrong(s, MIB // 2, 8))
+give(s, where)
+ok(cuda.cuStreamSynchronize(where))
+ok(cuda.cuMemPoolTrimTo(shared, c_size_t(0)))
+print("given back", info()[0] == start)
+ok(cuda.cuMemPoolDestroy(shared))
+
 # Every way in which much goes at once.
 a = take(20 * MIB, where, pool)
 ok(cuda.cuMemPoolDestroy(pool))

@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ebb_abi::*;
 
@@ -17,6 +18,30 @@ pub(crate) const NO_STREAM: CUstream = CUstream::NULL;
 
 /// The kernels' text, which the simulated and the real driver take.
 const KERNELS: &str = include_str!("../../../crates/simgpu/ptx/kernels.ptx");
+
+/// A host function waits for this, so that a stream stays busy for as long as a behaviour wants.
+static OPEN: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn wait_until_open(_: *mut c_void) {
+    while !OPEN.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+/// Keeps a stream busy until [`unblock`]: then no call that waits for its work would come back.
+#[track_caller]
+pub(crate) fn block(cu: Driver, stream: CUstream) {
+    OPEN.store(false, Ordering::Release);
+    must(
+        "cuLaunchHostFunc",
+        cu.cuLaunchHostFunc(stream, Some(wait_until_open), null_mut()),
+    );
+}
+
+/// Lets blocked streams go on.
+pub(crate) fn unblock() {
+    OPEN.store(true, Ordering::Release);
+}
 
 /// Panics with the driver's word if it refused.
 #[track_caller]

@@ -152,6 +152,7 @@ fn run(args: &Args) -> Result<bool> {
         modes: &modes,
         tool: &tool,
         simulated: world.simulated(),
+        complete: args.only.is_empty(),
     };
     let mut text = String::new();
     if args.json {

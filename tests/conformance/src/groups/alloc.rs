@@ -160,6 +160,26 @@ pub(super) const ALL: &[Behaviour] = &[
     )
     .fact(&["worst result: 0"]),
     Behaviour::new(
+        "alloc.does_not_wait_for_running_work",
+        "An allocation comes back while a stream is busy",
+        |t, cu| {
+            let stream = cu.stream();
+            block(cu, stream);
+            let mut address = CUdeviceptr::NULL;
+            t.code("alloc", cu.cuMemAlloc_v2(&mut address, 8 * MIB));
+            t.code("stream", cu.cuStreamQuery(stream));
+            unblock();
+            t.code("free", cu.cuMemFree_v2(address));
+            t.code("stream", cu.cuStreamQuery(stream));
+        },
+    )
+    .fact(&[
+        "alloc: SUCCESS",
+        "stream: NOT_READY",
+        "free: SUCCESS",
+        "stream: SUCCESS",
+    ]),
+    Behaviour::new(
         "alloc.needs_a_context",
         "Without a current context there is no allocation",
         |t, cu| {

@@ -8,16 +8,8 @@ use ebb_abi::*;
 use crate::behaviour::Behaviour;
 use crate::helpers::*;
 
-/// A host function waits here, so that a stream stays busy for as long as a behaviour wants.
-static OPEN: AtomicU32 = AtomicU32::new(0);
 /// What a host function saw.
 static SEEN: AtomicU32 = AtomicU32::new(0);
-
-unsafe extern "C" fn wait_until_open(_: *mut c_void) {
-    while OPEN.load(Ordering::Acquire) == 0 {
-        std::thread::yield_now();
-    }
-}
 
 /// Reads the byte behind its argument, which is page-locked memory.
 unsafe extern "C" fn look(at: *mut c_void) {
@@ -35,15 +27,12 @@ pub(super) const ALL: &[Behaviour] = &[
         |t, cu| {
             let (stream, event) = (cu.stream(), cu.event());
             let address = cu.alloc(4096);
-            must(
-                "host function",
-                cu.cuLaunchHostFunc(stream, Some(wait_until_open), std::ptr::null_mut()),
-            );
+            block(cu, stream);
             must("memset", cu.cuMemsetD8Async(address, 6, 4096, stream));
             must("record", cu.cuEventRecord(event, stream));
             t.code("stream", cu.cuStreamQuery(stream));
             t.code("event", cu.cuEventQuery(event));
-            OPEN.store(1, Ordering::Release);
+            unblock();
             t.code("wait", cu.cuEventSynchronize(event));
             t.code("stream", cu.cuStreamQuery(stream));
             t.see("bytes", cu.read(address, 1)[0]);

@@ -690,6 +690,30 @@ pub(super) const ALL: &[Behaviour] = &[
         "wrong words: [0, 0, 0, 0, 0, 0, 0, 0]",
     ]),
     Behaviour::new(
+        "vmm.calls_do_not_wait_for_running_work",
+        "Creating, mapping, unmapping and releasing come back while a stream is busy",
+        |t, cu| {
+            let (stream, address) = (cu.stream(), cu.reserve(GRANULE));
+            block(cu, stream);
+            let handle = cu.create(GRANULE);
+            t.code("map", cu.cuMemMap(address, GRANULE, 0, handle, 0));
+            t.code("access", cu.access(address, GRANULE, WRITE));
+            t.code("unmap", cu.cuMemUnmap(address, GRANULE));
+            t.code("release", cu.cuMemRelease(handle));
+            t.code("stream", cu.cuStreamQuery(stream));
+            unblock();
+            t.code("wait", cu.cuStreamSynchronize(stream));
+        },
+    )
+    .fact(&[
+        "map: SUCCESS",
+        "access: SUCCESS",
+        "unmap: SUCCESS",
+        "release: SUCCESS",
+        "stream: NOT_READY",
+        "wait: SUCCESS",
+    ]),
+    Behaviour::new(
         "vmm.host_memory",
         "Physical memory of the host is for the processor and the device",
         |t, cu| {

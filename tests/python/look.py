@@ -228,7 +228,30 @@ def total(device):
     return value.value
 
 
+_fill = None
+
+
+def launch():
+    """Runs a small kernel on nothing."""
+    global _fill
+    if _fill is None:
+        with open(os.environ["EBB_TEST_KERNELS"], "rb") as kernels:
+            module, _fill = c_void_p(), c_void_p()
+            assert cuda.cuModuleLoadData(byref(module), kernels.read() + b"\0") == 0
+            assert cuda.cuModuleGetFunction(byref(_fill), module, b"ebb_fill") == 0
+    arguments = [c_uint64(0), c_uint64(0), c_uint(0), c_uint(0)]
+    places = (c_void_p * 4)(*[ctypes.cast(byref(a), c_void_p) for a in arguments])
+    code = cuda.cuLaunchKernel(_fill, 1, 1, 1, 32, 1, 1, 0, None, places, None)
+    return code or cuda.cuCtxSynchronize()
+
+
+def limit(which, value):
+    return cuda.cuCtxSetLimit(c_int(which), c_size_t(value))
+
+
 COMMANDS = {
+    "launch": launch,
+    "limit": lambda which, value: limit(int(which), int(value)),
     "look": look,
     "name": lambda pid: name(int(pid)),
     "account": lambda pid: account(int(pid)),

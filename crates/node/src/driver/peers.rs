@@ -475,7 +475,7 @@ impl Driver {
             .map_or(Bytes::ZERO, |view| view.unused)
     }
 
-    /// A task's limit on a card, and what its other clients there are charged.
+    /// A task's limit on a card, and what it is charged there beyond what this client knows of itself.
     fn elsewhere(&self, view: &View, task: TaskId, device: DeviceId, client: ClientId) -> (Bytes, Bytes) {
         let limit = self
             .tasks
@@ -499,7 +499,15 @@ impl Driver {
                 })
                 .sum()
         });
-        let charged = charged.saturating_add(self.strange_bytes(task, device));
+        // What the driver took for this very process and no call showed counts as elsewhere: the library does not know of it.
+        let own = self
+            .clients
+            .get(&client)
+            .and_then(|(peer, device)| self.peers.get(peer)?.clients.get(device))
+            .map_or(Bytes::ZERO, |client| client.extra);
+        let charged = charged
+            .saturating_add(own)
+            .saturating_add(self.strange_bytes(task, device));
         (limit, charged)
     }
 

@@ -79,7 +79,7 @@ pub(super) fn memory(device: nvmlDevice_t, free: u64, total: u64) -> Option<(u64
     })
 }
 
-/// The task's processes on a card, this one by its own account. `None` if the driver's answer should stand.
+/// The task's processes on a card. `None` if the driver's answer should stand.
 pub(super) fn processes(device: nvmlDevice_t) -> Option<Vec<WorldProcess>> {
     let mut found = world(device)?.processes;
     let own = with(|running| {
@@ -88,15 +88,13 @@ pub(super) fn processes(device: nvmlDevice_t) -> Option<Vec<WorldProcess>> {
     });
     if let Some(bytes) = own {
         let pid = std::process::id();
-        match found.iter_mut().find(|process| process.pid == pid) {
-            Some(process) => process.bytes = bytes,
-            // It has told nobody yet.
-            None if !bytes.is_zero() => found.push(WorldProcess {
+        // It may have told nobody yet.
+        if !bytes.is_zero() && !found.iter().any(|process| process.pid == pid) {
+            found.push(WorldProcess {
                 pid,
                 seen_pid: pid,
                 bytes,
-            }),
-            None => {}
+            });
         }
     }
     Some(found)

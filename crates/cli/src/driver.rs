@@ -20,8 +20,13 @@ pub(crate) const ENV_SIM: &str = "EBB_SIM_LIB";
 pub(crate) struct Found {
     /// Where it is.
     pub path: PathBuf,
-    /// Whether it is the simulated GPU.
-    pub simulated: bool,
+}
+
+impl Found {
+    /// Whether it is the simulated GPU. Reads the file, which takes a moment: ask only where it matters.
+    pub(crate) fn is_simulated(&self) -> bool {
+        is_simulated(&self.path)
+    }
 }
 
 /// Looks for a library where the loader would: `LD_LIBRARY_PATH`, the loader's cache, the usual folders.
@@ -46,10 +51,7 @@ fn find_in(name: &str, named: &OsString, cache: &[u8], usual: &[PathBuf]) -> Opt
         .chain(from_cache)
         .chain(from_folders)
         .find(|path| elf::check_library(path).is_ok())?;
-    Some(Found {
-        simulated: is_simulated(&path),
-        path,
-    })
+    Some(Found { path })
 }
 
 /// The paths of this name in the loader's cache, whose strings lie in it one after the other, each with a zero byte.
@@ -142,7 +144,7 @@ pub(crate) fn check(gpu: Gpu, devices_known: bool) -> Result<()> {
              or add --allow-no-gpu to run the program all the same",
         ));
     };
-    if gpu == Gpu::Real && driver.simulated {
+    if gpu == Gpu::Real && driver.is_simulated() {
         return Err(CliError::usage(
             format!(
                 "{} is the simulated GPU, and --gpu real was asked for",
@@ -151,7 +153,7 @@ pub(crate) fn check(gpu: Gpu, devices_known: bool) -> Result<()> {
             "take its folder out of LD_LIBRARY_PATH",
         ));
     }
-    let present = devices_known || driver.simulated && simulated_devices() || has_device_node();
+    let present = devices_known || has_device_node() || driver.is_simulated() && simulated_devices();
     if present {
         return Ok(());
     }
@@ -199,7 +201,7 @@ mod tests {
         let named = std::env::join_paths([&broken, &first]).unwrap();
         let found = find_in("libx.so.1", &named, b"", std::slice::from_ref(&second)).unwrap();
         assert_eq!(found.path, first.join("libx.so.1"));
-        assert!(found.simulated);
+        assert!(found.is_simulated());
         let found = find_in("libx.so.1", &OsString::new(), b"", std::slice::from_ref(&second)).unwrap();
         assert_eq!(found.path, second.join("libx.so.1"));
         assert_eq!(find_in("liby.so.1", &named, b"", &[second]), None);

@@ -228,7 +228,8 @@ impl Drop for Stage {
 }
 
 fn choose(gpu: Gpu) -> Result<Gpu> {
-    let real = driver::find(driver::CUDA).is_some_and(|found| !found.simulated) && driver::has_device_node();
+    let real =
+        driver::find(driver::CUDA).is_some_and(|found| !found.is_simulated()) && driver::has_device_node();
     match gpu {
         Gpu::Auto if real => Ok(Gpu::Real),
         Gpu::Auto => Ok(Gpu::Sim),

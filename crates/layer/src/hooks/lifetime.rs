@@ -12,10 +12,21 @@ use crate::library::CUDA;
 use crate::symbols::real;
 use crate::{barrier, bridge};
 
+/// Registers this process for the barrier that closes the gate, before the driver makes threads. The kernel does it at once in a process of
+/// one thread, and in any other waits some milliseconds for all processors. Where it is refused the gate finds that out by itself.
+fn register_early() {
+    const REGISTER_PRIVATE_EXPEDITED: core::ffi::c_int = 1 << 4;
+    if !barrier::is_off() && !bridge::is_running() {
+        // SAFETY: no pointers. Registering twice is registering once.
+        unsafe { libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) };
+    }
+}
+
 /// # Safety
 /// As the driver's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn cuInit(Flags: u32) -> CUresult {
+    register_early();
     // SAFETY: the program's own call.
     let result = unsafe { real::cuInit(Flags) };
     if result.is_success() {

@@ -136,7 +136,8 @@ fn driver_checks() -> Vec<Check> {
         );
         return vec![Check::bad("driver", error)];
     };
-    let version = if cuda.simulated {
+    let simulated = cuda.is_simulated();
+    let version = if simulated {
         "simulated".into()
     } else {
         kernel_driver()
@@ -153,7 +154,7 @@ fn driver_checks() -> Vec<Check> {
             "give the container the driver's `utility` capability (NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
         ),
     });
-    if !cuda.simulated && !driver::has_device_node() {
+    if !simulated && !driver::has_device_node() {
         let fix = "check `nvidia-smi`; in a container: give it the GPU, as `docker run --gpus all` does";
         checks.push(Check::bad(
             "gpu",

@@ -88,7 +88,7 @@ pub(crate) const KNOWN: &[Known] = &[
         why: "ebb's memory of one device is not shown to the others before peer access is enabled",
     },
     Known {
-        names: &["copy.peer_to_another_device"],
+        names: &["copy.peer_to_another_device", "copy.peer_back_and_forth"],
         modes: &[Mode::Evicting],
         sometimes: true,
         why: "a release on one device does not wait for a copy that runs in another device's stream",

@@ -11,6 +11,7 @@
 mod behaviour;
 mod child;
 mod driver;
+mod ending;
 mod evict;
 mod fds;
 mod groups;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::behaviour::Behaviour;
+use crate::ending::bound_to_us;
 use crate::modes::Mode;
 use crate::world::World;
 
@@ -165,7 +166,7 @@ fn one(behaviour: &Behaviour, mode: Mode, world: &World, settings: &Settings) ->
     command.stdin(Stdio::null()).stdout(Stdio::null());
     command.stderr(File::create(&errors).map_or_else(|_| Stdio::null(), Stdio::from));
     // A group of its own: what it leaves behind is ended with it.
-    command.process_group(0);
+    bound_to_us(command.process_group(0));
     let began = Instant::now();
     let ended = match command.spawn() {
         Ok(child) => await_end(child, began + settings.limit),

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use ebb_protocol::control::{Answer, Payload, Request, read_line, write_line};
 use ebb_protocol::paths::{CONTROL_SOCKET, ENV_SOCKET_DIR};
 
+use crate::ending::{bound_to_us, on_signal_remove};
 use crate::evict::ENV_EVICT;
 use crate::modes::{ENV_STRICT, Mode, Tool};
 use crate::observe::ENV_SIMULATED;
@@ -42,6 +43,7 @@ impl World {
             .prefix("ebb-conf")
             .tempdir_in(base)
             .context("a temporary folder")?;
+        on_signal_remove(folder.path().to_path_buf());
         for name in ["out", "run", "state", "sim", "lib"] {
             std::fs::create_dir(folder.path().join(name))?;
         }
@@ -153,7 +155,11 @@ impl World {
             .arg(folder.join("run"));
         self.clean(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.daemon = Some(command.spawn().context("the daemon does not start")?);
+        self.daemon = Some(
+            bound_to_us(&mut command)
+                .spawn()
+                .context("the daemon does not start")?,
+        );
         let began = Instant::now();
         while self.snapshot().is_none() {
             let ended = matches!(self.daemon.as_mut().map(Child::try_wait), Some(Ok(Some(_))));

@@ -408,6 +408,30 @@ pub(super) const ALL: &[Behaviour] = &[
     .needs(&[Need::SecondDevice])
     .fact(&["copy: SUCCESS", "bytes: right", "back: SUCCESS", "bytes: right"]),
     Behaviour::new(
+        "copy.peer_back_and_forth",
+        "Bytes go eight times to the other device and back, each time changed there",
+        |t, cu| {
+            let first = cu.primary(0);
+            let (a, here) = (cu.alloc(4 * MIB), cu.stream());
+            must("memset", cu.cuMemsetD8_v2(a, 0, 4 * MIB));
+            cu.sync();
+            let second = cu.primary(1);
+            let (b, there) = (cu.alloc(4 * MIB), cu.stream());
+            let touch = cu.kernel("ebb_touch");
+            for _ in 0..8 {
+                must("there", cu.cuMemcpyPeerAsync(b, second, a, first, 4 * MIB, there));
+                must("change", cu.launch(touch, there, &[b.0, MIB as u64, 1]));
+                must("back", cu.cuMemcpyPeerAsync(a, first, b, second, 4 * MIB, there));
+                must("wait", cu.cuStreamSynchronize(there));
+            }
+            must("cuCtxSetCurrent", cu.cuCtxSetCurrent(first));
+            must("wait", cu.cuStreamSynchronize(here));
+            t.see("bytes", compare(&cu.read(a, 4 * MIB), &[8, 0, 0, 0].repeat(MIB)));
+        },
+    )
+    .needs(&[Need::SecondDevice])
+    .fact(&["bytes: right"]),
+    Behaviour::new(
         "copy.of_another_devices_memory",
         "cuMemcpy between two devices' allocations without naming them",
         |t, cu| {

@@ -244,6 +244,40 @@ impl Stage {
         Program::start(command)
     }
 
+    /// Python under `ebb run` with these flags and more environment: each line that it is told is source, and every driver
+    /// call is at hand (`tests/python/shell.py`, with `gpu.py` of the library's own tests).
+    #[must_use]
+    pub fn python(&self, flags: &[&str], env: &[(&str, &str)]) -> Program {
+        let mut command = self.run_command(flags, Path::new("python3"));
+        command
+            .args(["-B", concat!(env!("CARGO_MANIFEST_DIR"), "/python/shell.py")])
+            .env(
+                "EBB_TEST_PYTHON",
+                concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/layer/tests/python"),
+            )
+            .env(
+                "EBB_TEST_KERNELS",
+                concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/simgpu/ptx/kernels.ptx"),
+            )
+            .envs(env.iter().copied());
+        Program::start(command)
+    }
+
+    /// Takes a task's memory off its cards and lets it go on: its next touch brings it back.
+    ///
+    /// # Panics
+    /// If the daemon does not do it.
+    pub fn release(&self, task: &str) {
+        let wait_ms = Some(30_000);
+        let paused = self.ask(&Request::Pause {
+            task: task.into(),
+            wait_ms,
+        });
+        assert!(matches!(paused, Answer::Ok(_)), "{paused:?}");
+        let resumed = self.ask(&Request::Resume { task: task.into() });
+        assert!(matches!(resumed, Answer::Ok(_)), "{resumed:?}");
+    }
+
     /// A scripted program without ebb.
     #[must_use]
     pub fn run_plain(&self, env: &[(&str, &str)]) -> Program {

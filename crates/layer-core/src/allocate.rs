@@ -13,6 +13,7 @@ use ebb_units::Bytes;
 use crate::core::Core;
 use crate::device::{Device, Mode};
 use crate::error::{AllocError, TouchError};
+use crate::gate::DeviceSet;
 use crate::pool::Plan;
 use crate::{steps, streamed};
 
@@ -146,10 +147,12 @@ fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocE
 fn try_once(core: &Core, device: &Arc<Device>, what: What) -> Result<Tried, AllocError> {
     Ok(match what {
         What::Own { .. } | What::Program { .. } => {
-            core.gate.enter().map_err(|error| match error {
-                TouchError::OutOfMemory => AllocError::TimedOut(what.bytes()),
-                TouchError::Device(error) => AllocError::Device(error),
-            })?;
+            core.gate
+                .enter_for(|| DeviceSet::one(device.index))
+                .map_err(|error| match error {
+                    TouchError::OutOfMemory => AllocError::TimedOut(what.bytes()),
+                    TouchError::Device(error) => AllocError::Device(error),
+                })?;
             let inside = Inside(core);
             let tried = match what {
                 What::Own { size, owner } => try_own(core, device, size, owner),

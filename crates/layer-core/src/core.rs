@@ -17,6 +17,7 @@ use crate::device::Device;
 use crate::events::Events;
 use crate::gate::Gate;
 use crate::link::Link;
+use crate::reach::Reach;
 use crate::streamed::Streamed;
 use crate::vmm::Vmm;
 
@@ -72,6 +73,8 @@ pub(crate) struct Core {
     /// Every device that was ever attached, in the order of its number.
     uuids: Mutex<Vec<DeviceUuid>>,
     pub(crate) arena: Arena,
+    /// Which devices use the memory of which.
+    pub(crate) reach: Reach,
     pub(crate) vmm: Vmm,
     pub(crate) link: Link,
     pub(crate) streamed: Streamed,
@@ -92,6 +95,7 @@ impl Core {
             devices: RwLock::new(Vec::new()),
             uuids: Mutex::new(Vec::new()),
             arena: Arena::new(),
+            reach: Reach::new(),
             vmm: Vmm::default(),
             link: Link::new(),
             streamed: Streamed::default(),

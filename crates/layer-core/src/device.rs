@@ -98,6 +98,8 @@ pub(crate) struct Counters {
 /// Everything about a device that changes.
 #[derive(Debug)]
 pub(crate) struct State {
+    /// The device's number.
+    index: usize,
     pub(crate) pool: Pool,
     pub(crate) mode: Mode,
     /// The daemon's number for it; only while connected.
@@ -159,6 +161,7 @@ impl Device {
             quiet: Quiet::default(),
             changed: Condvar::new(),
             state: Mutex::new(State {
+                index,
                 pool,
                 mode: Mode::Alone,
                 slot: None,
@@ -282,7 +285,7 @@ impl State {
         let slot = self.slot?;
         // Freed in host memory a moment ago, and asked for anew: whether it fits must not be judged by both.
         if self.pool.books.evicted != self.told_evicted
-            && let Some(usage) = self.usage(core, core.gate.passages())
+            && let Some(usage) = self.usage(core, core.touches(self.index))
         {
             core.link.send(usage);
         }

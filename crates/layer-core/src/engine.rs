@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::core::{Core, MAX_DEVICES};
 use crate::device::{Device, Mode, Phase};
 use crate::error::{AllocError, FreeError};
-use crate::gate::{Gate, GateOwner};
+use crate::gate::{DeviceSet, Gate, GateOwner};
 use crate::pool::{Freed, Pool};
 use crate::report;
 use crate::residency;
@@ -497,6 +497,44 @@ impl Engine {
     pub fn capture_end(&self) {
         if !self.core.is_child() {
             self.core.capture_ends();
+        }
+    }
+
+    /// The devices whose movable memory may lie in a range that begins at the address of an allocation or a mapping.
+    #[must_use]
+    pub fn devices_in(&self, at: u64, len: u64) -> DeviceSet {
+        if self.core.is_child() {
+            return DeviceSet::NONE;
+        }
+        if let Some(device) = self.core.device_of(at) {
+            return DeviceSet::one(device.index);
+        }
+        if self.core.vmm.is_unmapped() {
+            return DeviceSet::NONE;
+        }
+        self.core.vmm.with(|table| {
+            table
+                .within(at, len.max(1))
+                .filter_map(|mapping| table.device_of_memory(mapping.handle))
+                .fold(DeviceSet::NONE, |all, device| all.with(DeviceSet::one(device)))
+        })
+    }
+
+    /// Devices whose memory kernels of these devices may use.
+    #[must_use]
+    pub fn reach_of(&self, users: DeviceSet) -> DeviceSet {
+        self.core.reach.of(users)
+    }
+
+    /// Kernels of a device may use memory of others from here on. Call it inside the gate, for all devices, before the first such kernel.
+    pub fn gain_access(&self, user: usize, owners: DeviceSet) {
+        self.core.reach.gain(user, owners);
+    }
+
+    /// Work in streams of `users` uses memory of `owners`. Call it inside the gate, before the work is submitted.
+    pub fn copies(&self, users: DeviceSet, owners: DeviceSet) {
+        for user in users.iter().take(MAX_DEVICES) {
+            self.core.reach.copies(user, owners);
         }
     }
 

@@ -27,6 +27,7 @@ mod link;
 mod pins;
 mod pool;
 mod quiet;
+mod reach;
 mod report;
 mod residency;
 mod steps;
@@ -41,7 +42,7 @@ pub mod world;
 pub use config::Config;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};
 pub use error::{AllocError, FreeError, TouchError};
-pub use gate::Gate;
+pub use gate::{DeviceSet, Gate, Knock};
 pub use pins::{PinError, PinId, PinReason};
 pub use streamed::{
     Fence, FenceState, Fences, PoolError, PoolFacts, PoolFigures, StreamKey, Waited, WhichPool,

@@ -26,6 +26,8 @@ struct State {
     begun: u64,
     finished: u64,
     result: Option<Result<(), DeviceError>>,
+    /// Who waits at this moment: the device's owner, and owners of devices whose memory its work may use.
+    waiting: u32,
     alive: bool,
     stop: bool,
 }
@@ -48,15 +50,20 @@ impl Quiet {
         }
         let round = state.begun + 1;
         state.wanted = round;
+        state.waiting += 1;
         self.0.changed.notify_all();
         loop {
             if state.finished >= round {
+                state.waiting -= 1;
                 return state.result;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || state.stop {
-                // Nobody waits for it any more: it must not start later, in the middle of a capture.
-                state.wanted = state.wanted.min(state.begun);
+                state.waiting -= 1;
+                if state.waiting == 0 {
+                    // Nobody waits for it any more: it must not start later, in the middle of a capture.
+                    state.wanted = state.wanted.min(state.begun);
+                }
                 return None;
             }
             state = self

@@ -10,7 +10,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use ebb_abi::CUresult;
-use ebb_layer_core::Gate;
+use ebb_layer_core::{DeviceSet, Gate, Knock};
 
 use crate::bridge;
 
@@ -117,14 +117,29 @@ pub(crate) enum Passage {
     Refused(CUresult),
 }
 
-/// Goes through the gate, before a call that may touch memory.
+/// Goes through the gate, before a call that may touch memory of the devices that it `needs`.
 #[inline(always)]
-pub(crate) fn enter() -> Passage {
+pub(crate) fn enter_for(needs: impl Fn() -> DeviceSet) -> Passage {
     if !bridge::is_running() {
         return Passage::Free;
     }
-    // Neither waiting nor anything else in `enter` is a cancellation point: the waits are raw futex calls.
-    match catch_unwind(|| GATE.enter()) {
+    match GATE.knock() {
+        Knock::Inside => Passage::Inside,
+        Knock::Ask(counted) => enter_slowly(counted, &needs),
+    }
+}
+
+/// Goes through the gate, before a call that may touch anything.
+#[inline(always)]
+pub(crate) fn enter() -> Passage {
+    enter_for(|| DeviceSet::ALL)
+}
+
+/// Where some device is closed, or somebody wants to know. What `needs` asks the driver are no cancellation points either, nor is
+/// waiting: the waits are raw futex calls.
+#[cold]
+fn enter_slowly(counted: bool, needs: &dyn Fn() -> DeviceSet) -> Passage {
+    match catch_unwind(AssertUnwindSafe(|| GATE.enter_slowly(counted, needs))) {
         Ok(Ok(())) => Passage::Inside,
         Ok(Err(error)) => Passage::Refused(bridge::touch_code(error)),
         Err(payload) => {
@@ -138,11 +153,8 @@ pub(crate) fn enter() -> Passage {
 /// Leaves the gate.
 #[inline(always)]
 pub(crate) fn leave(passage: Passage) {
-    if matches!(passage, Passage::Inside)
-        && let Err(payload) = catch_unwind(|| GATE.leave())
-    {
-        core::mem::forget(payload);
-        fault();
+    if matches!(passage, Passage::Inside) {
+        GATE.leave();
     }
 }
 

@@ -10,12 +10,12 @@ use core::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use ebb_abi::{CUcontext, CUdevice, CUresult};
+use ebb_abi::{CU_MEM_LOCATION_TYPE_DEVICE, CUcontext, CUdevice, CUmemLocation, CUresult};
 use ebb_cuda::{CudaDevice, DeviceFacts, DriverTable};
 use ebb_device::{DeviceError, DeviceMemory};
 use ebb_layer_core::host::MmapHost;
 use ebb_layer_core::{
-    AllocError, Allocation, Config, Engine, ExternalKind, Fences, FreeError, MemInfo, TouchError,
+    AllocError, Allocation, Config, DeviceSet, Engine, ExternalKind, Fences, FreeError, MemInfo, TouchError,
 };
 use ebb_units::{Bytes, DeviceUuid};
 
@@ -55,6 +55,8 @@ pub(crate) struct Managed {
 
 static RUNNING: AtomicPtr<Running> = AtomicPtr::new(core::ptr::null_mut());
 static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// Whether the engine manages more than one device, or ever did.
+static SEVERAL: AtomicBool = AtomicBool::new(false);
 /// 0 not started, 1 started or starting, 2 never in this process (it is a fork of one that had started).
 static STARTED: AtomicU8 = AtomicU8::new(0);
 
@@ -62,6 +64,12 @@ static STARTED: AtomicU8 = AtomicU8::new(0);
 #[inline(always)]
 pub(crate) fn is_running() -> bool {
     ACTIVE.load(Ordering::Relaxed)
+}
+
+/// Whether calls on one device may use the memory of another.
+#[inline(always)]
+pub(crate) fn several() -> bool {
+    SEVERAL.load(Ordering::Relaxed)
 }
 
 /// The engine, if it runs.
@@ -197,6 +205,22 @@ impl Running {
         self.read_devices(|devices| devices.iter().find(|device| device.ordinal == ordinal)?.index)
     }
 
+    /// Engine number of a known context's device, if it is managed.
+    pub(crate) fn index_of_context(&self, context: CUcontext) -> Option<usize> {
+        self.read_devices(|devices| {
+            devices
+                .iter()
+                .find(|device| device.contexts.contains(&context))?
+                .index
+        })
+    }
+
+    /// The calling thread's current context has changed: its work counts for that device from now on.
+    pub(crate) fn works_on_current(&self) {
+        let context = self.current_context();
+        GATE.works_on(context.and_then(|context| self.index_of_context(context)));
+    }
+
     /// What is known of a device by the engine's number.
     pub(crate) fn by_index(&self, index: usize) -> Option<Managed> {
         self.read_devices(|devices| devices.iter().find(|device| device.index == Some(index)).cloned())
@@ -266,7 +290,12 @@ impl Running {
                 .note(&format!("{}: not managed: no virtual memory calls", facts.uuid));
         }
         let index = device.index;
-        self.change_devices(|devices| devices.push(device));
+        self.change_devices(|devices| {
+            devices.push(device);
+            if devices.iter().filter(|device| device.index.is_some()).count() > 1 {
+                SEVERAL.store(true, Ordering::SeqCst);
+            }
+        });
         index
     }
 
@@ -348,6 +377,15 @@ impl Running {
         })
     }
 
+    /// A location was given access to memory of these devices; inside the gate, for all of them.
+    pub(crate) fn gains_access(&self, location: &CUmemLocation, owners: DeviceSet) {
+        if location.type_ == CU_MEM_LOCATION_TYPE_DEVICE
+            && let Some(user) = self.index_of(CUdevice(location.u.cast_signed()))
+        {
+            self.engine.gain_access(user, owners);
+        }
+    }
+
     /// A device may use the memory of another from now on.
     pub(crate) fn peers(&self, owner: CUdevice, user: CUdevice) {
         let cuda = self.read_devices(|devices| {
@@ -356,6 +394,9 @@ impl Running {
                 .find(|d| d.ordinal == owner)
                 .and_then(|d| d.cuda.clone())
         });
+        if let (Some(owner), Some(user)) = (self.index_of(owner), self.index_of(user)) {
+            self.engine.gain_access(user, DeviceSet::one(owner));
+        }
         if let Some(cuda) = cuda
             && let Err(error) = cuda.add_peer(user)
         {

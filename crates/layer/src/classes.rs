@@ -225,6 +225,7 @@ macro_rules! for_each_class {
             // Begins or ends what memory depends on.
             lifetime own {
                 cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy cuCtxDestroy_v2
+                cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent cuCtxPushCurrent_v2 cuCtxSetCurrent
                 cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset
                 cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxRetain cuGetProcAddress cuGetProcAddress_v2
                 cuInit
@@ -234,9 +235,7 @@ macro_rules! for_each_class {
                 cuCheckpointOperationComplete cuCheckpointProcessCheckpoint
                 cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState cuCheckpointProcessLock
                 cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCtxAttach cuCtxDetach
-                cuCtxFromGreenCtx cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent cuCtxPushCurrent_v2
-                cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags
-                cuCtxSetLimit cuCtxSetSharedMemConfig cuDevicePrimaryCtxSetFlags
+                cuCtxFromGreenCtx cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags cuCtxSetLimit cuCtxSetSharedMemConfig cuDevicePrimaryCtxSetFlags
                 cuDevicePrimaryCtxSetFlags_v2 cuEventCreate cuEventDestroy cuEventDestroy_v2
                 cuGetExportTable cuGraphExecDestroy cuGreenCtxCreate cuGreenCtxDestroy
                 cuGreenCtxStreamCreate cuLibraryUnload cuModuleUnload cuStreamCreate

@@ -27,9 +27,20 @@ macro_rules! gate {
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, reason = "the driver's own")]
         pub(crate) unsafe extern "C-unwind" fn $name($($parameter: $ty),*) -> CUresult {
-            let passage = crate::barrier::enter();
+            #[allow(unused_imports, reason = "not every call says anything")]
+            use crate::hooks::needs::{self, Call, Kind, Says as _, SaysNothing as _};
+            const KIND: Kind = needs::kind(stringify!($name));
+            #[allow(unused_variables, reason = "not every call says anything")]
+            let read = move |call: &mut Call<'_>| {
+                // SAFETY: the program's own arguments, which the driver is about to read.
+                $(unsafe { (&$parameter).tell(call) };)*
+            };
+            let passage = crate::barrier::enter_for(move || needs::needs(KIND, read));
             if let crate::barrier::Passage::Refused(code) = passage {
                 return code;
+            }
+            if matches!(KIND, Kind::Addresses | Kind::Anything) && crate::bridge::several() {
+                crate::barrier::run(|| needs::note(KIND, read));
             }
             // SAFETY: the program's own call, with its own arguments.
             let result = unsafe { crate::symbols::real::$name($($parameter),*) };

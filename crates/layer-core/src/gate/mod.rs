@@ -1,41 +1,56 @@
-//! The gate: every call that may make the GPU use memory passes it, and it can be closed.
+//! The gate: every call that may make the GPU use memory passes it, and it can be closed for a device.
 //!
 //! ```text
 //!   a thread                                the owner of a device's residency
-//!   enter: depth := 1                       close: CLOSED := 1
+//!   enter: depth := 1                       close: the device is closed; CLOSED := 1
 //!          (compiler fence)                        membarrier (every thread of the process)
-//!          CLOSED? -> depth := 0, wait      drain: wait until every depth is 0, bounded
+//!          CLOSED? -> see below             drain: wait until no thread is inside for the device, bounded
 //!   ... the real call ...                   ... nothing of the program uses the device from here ...
-//!   leave: depth := 0 (release)             open:  CLOSED := 0, wake
+//!   leave: depth := 0 (release)             open:  the device is open; CLOSED := 0 if it was the last; wake
+//!
+//!   while some device is closed
+//!   depth := 0; which devices may the call touch?
+//!   mask := those; depth := 1, narrow (then a fence)
+//!   one of them closed? -> depth := 0, wait until none is, again
 //! ```
 //!
 //! Either the thread sees `CLOSED`, or the owner sees the depth: the barrier on the owner's side makes the pair of store
 //! and load in `enter` as good as fenced, so that a passage costs about 3 ns. Where the kernel refuses `membarrier`, a
-//! flag sends every thread through a real fence instead (8 ns). `model.rs` tries every interleaving of both.
+//! flag sends every thread through a real fence instead (8 ns). `model.rs` tries every interleaving of all of it.
 //!
-//! A thread that is inside goes in again without asking (hooks inside hooks, calls that the driver makes on our thread):
-//! the owner waits for its outermost leave. So a thread inside must not wait for the gate.
+//! # Several devices
+//! While nothing is closed a thread goes in for *all* devices and nobody asks which it needs. Only when some device is closed is
+//! that found out, and the thread goes in *narrowly*, for those. So an owner may take a thread for inside that has nothing to do with its
+//! device (it waits a little longer), and never the other way round: a thread that is inside for a device stays so
+//! in every word that it writes until its outermost leave, and none gets in for a closed one.
+//!
+//! A thread that is inside for everything goes in again without asking (hooks inside hooks, calls that the driver makes on our thread):
+//! the owner waits for its outermost leave. One that is inside narrowly and needs more waits as if it were outside; owners that it keeps
+//! waiting meanwhile give up at their bound.
 //!
 //! # Locks
 //! `state` is taken last, after every other lock of this crate, and nothing is called under it.
 
 #[cfg(test)]
 mod model;
+mod set;
 mod slots;
 #[cfg(test)]
 mod tests;
 mod tls;
 
-use std::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
+use crate::core::MAX_DEVICES;
 use crate::error::TouchError;
-use slots::{Slot, Slots};
+pub use set::DeviceSet;
+use slots::{DEPTH, LANES, NARROW, Slot, Slots};
 
-/// Nobody gets in.
+/// Some device is closed.
 const CLOSED: u32 = 1;
 /// The next thread that goes in says so to the owner (who sleeps until then).
 const WATCHED: u32 = 2;
@@ -50,11 +65,22 @@ pub trait GateOwner: Send + Sync {
     fn active(&self);
 }
 
+/// What [`Gate::knock`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Knock {
+    /// The thread is inside: [`Gate::leave`] must follow.
+    Inside,
+    /// It is not: [`Gate::enter_slowly`] has to decide. Whether the passage was counted.
+    Ask(bool),
+}
+
 /// The gate of a process. Never freed: threads keep pointers into it.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Gate {
     flags: AtomicU32,
+    /// The closed devices. Changed under `state`.
+    closed: AtomicU64,
     slots: Slots,
     state: Mutex<State>,
     changed: Condvar,
@@ -65,19 +91,40 @@ impl std::fmt::Debug for Gate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gate")
             .field("flags", &self.flags)
+            .field("closed", &self.closed)
             .finish_non_exhaustive()
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    /// How many devices hold the gate closed.
-    closers: u32,
+    /// How often each device was closed and not opened.
+    closers: [u32; MAX_DEVICES],
+    /// Threads that wait for each device.
+    waiters: [u32; MAX_DEVICES],
     /// Threads that wait.
-    waiters: u32,
-    /// Why the last wait was given up, and its number: those who waited already when it was counted up return it.
-    failure: Option<TouchError>,
+    waiting: u32,
+    /// Why waiting for a device was given up last, and which of all failures that was: those who waited already return it.
+    failed: [(u64, TouchError); MAX_DEVICES],
     failures: u64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl State {
+    const fn new() -> Self {
+        Self {
+            closers: [0; MAX_DEVICES],
+            waiters: [0; MAX_DEVICES],
+            waiting: 0,
+            failed: [(0, TouchError::OutOfMemory); MAX_DEVICES],
+            failures: 0,
+        }
+    }
 }
 
 impl Gate {
@@ -86,13 +133,9 @@ impl Gate {
     pub const fn new() -> Self {
         Self {
             flags: AtomicU32::new(0),
+            closed: AtomicU64::new(0),
             slots: Slots::new(),
-            state: Mutex::new(State {
-                closers: 0,
-                waiters: 0,
-                failure: None,
-                failures: 0,
-            }),
+            state: Mutex::new(State::new()),
             changed: Condvar::new(),
             owner: Mutex::new(None),
         }
@@ -110,38 +153,54 @@ impl Gate {
         self.flags.fetch_or(FENCED, Ordering::SeqCst);
     }
 
-    /// Goes in; waits while the gate is closed. Every `Ok` needs its [`Self::leave`] on the same thread.
+    /// Goes in, for the devices that the call `needs`; waits while one of them is closed. Every `Ok` needs its
+    /// [`Self::leave`] on the same thread. `needs` is asked only while some device is closed, on this thread, outside.
     ///
     /// # Errors
     /// [`TouchError`]: the program's memory cannot be brought back; the thread isn't inside, and must not leave.
     #[inline(always)]
-    pub fn enter(&'static self) -> Result<(), TouchError> {
-        if let Some(slot) = tls::head()
-            && slot.gate.load(Ordering::Relaxed) == self.id()
-        {
-            let depth = slot.depth.load(Ordering::Relaxed);
-            slot.passages.store(
-                slot.passages.load(Ordering::Relaxed).wrapping_add(1),
-                Ordering::Relaxed,
-            );
-            slot.depth.store(depth + 1, Ordering::Relaxed);
-            compiler_fence(Ordering::SeqCst);
-            if self.flags.load(Ordering::Acquire) == 0 {
-                return Ok(());
-            }
-            return self.entered(slot);
+    pub fn enter_for(&'static self, needs: impl Fn() -> DeviceSet) -> Result<(), TouchError> {
+        match self.knock() {
+            Knock::Inside => Ok(()),
+            Knock::Ask(counted) => self.enter_slowly(counted, &needs),
         }
-        self.enter_first()
+    }
+
+    /// Goes in for everything.
+    ///
+    /// # Errors
+    /// As [`Self::enter_for`].
+    #[inline(always)]
+    pub fn enter(&'static self) -> Result<(), TouchError> {
+        self.enter_for(|| DeviceSet::ALL)
+    }
+
+    /// Goes in if nothing is closed and nobody wants to know. The answer must be used: see [`Knock`].
+    #[inline(always)]
+    #[must_use]
+    pub fn knock(&'static self) -> Knock {
+        let Some(slot) = tls::head() else {
+            return Knock::Ask(false);
+        };
+        if slot.gate.load(Ordering::Relaxed) != self.id() {
+            return Knock::Ask(false);
+        }
+        let word = slot.word.load(Ordering::Relaxed);
+        slot.count();
+        slot.word.store(word.wrapping_add(1), Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        if self.flags.load(Ordering::Acquire) | word == 0 {
+            return Knock::Inside;
+        }
+        slot.word.store(word, Ordering::Release);
+        Knock::Ask(true)
     }
 
     /// Goes out. Without an `enter` before it does nothing.
     #[inline(always)]
     pub fn leave(&'static self) {
         match tls::head() {
-            Some(slot) if slot.gate.load(Ordering::Relaxed) == self.id() => {
-                let depth = slot.depth.load(Ordering::Relaxed);
-                slot.depth.store(depth.saturating_sub(1), Ordering::Release);
-            }
+            Some(slot) if slot.gate.load(Ordering::Relaxed) == self.id() => go_out(slot),
             _ => self.leave_other(),
         }
     }
@@ -149,7 +208,7 @@ impl Gate {
     /// Whether the calling thread is inside.
     #[must_use]
     pub fn is_inside(&'static self) -> bool {
-        Slot::find(tls::head(), self.id()).is_some_and(|slot| slot.depth.load(Ordering::Relaxed) > 0)
+        Slot::find(tls::head(), self.id()).is_some_and(|slot| slot.word.load(Ordering::Relaxed) & DEPTH > 0)
     }
 
     #[inline(always)]
@@ -157,77 +216,110 @@ impl Gate {
         core::ptr::from_ref(self).addr()
     }
 
-    /// The first time that a thread comes (or, with several gates, comes from another one).
-    #[cold]
-    fn enter_first(&'static self) -> Result<(), TouchError> {
+    /// The calling thread's slot, taken if it has none.
+    fn slot(&'static self) -> &'static Slot {
         if let Some(slot) = Slot::find(tls::head(), self.id()) {
-            return self.enter_with(slot);
+            return slot;
         }
         let slot = self.slots.take(self.id());
         slot.link(tls::head());
         tls::set_head(Some(slot));
         tls::on_thread_exit();
-        self.enter_with(slot)
+        slot
     }
 
-    fn enter_with(&'static self, slot: &'static Slot) -> Result<(), TouchError> {
-        slot.passages.store(
-            slot.passages.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
-        slot.depth
-            .store(slot.depth.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst);
-        self.entered(slot)
+    /// From here on the calling thread's passages count as use of that device; of all devices if it isn't known.
+    /// Nothing depends on it but which device looks idle.
+    pub fn works_on(&'static self, device: Option<usize>) {
+        let lane = device.map_or(0, lane_of);
+        self.slot()
+            .lane
+            .store(u32::try_from(lane).unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// The thread has written its depth; some flag may be set.
+    /// The way in that [`Self::knock`] left open.
+    ///
+    /// # Errors
+    /// As [`Self::enter_for`].
     #[cold]
-    fn entered(&'static self, slot: &'static Slot) -> Result<(), TouchError> {
+    pub fn enter_slowly(
+        &'static self,
+        counted: bool,
+        needs: &dyn Fn() -> DeviceSet,
+    ) -> Result<(), TouchError> {
+        let slot = self.slot();
+        if !counted {
+            slot.count();
+        }
+        let before = slot.word.load(Ordering::Relaxed);
+        let outer = match (before & DEPTH, before & NARROW) {
+            (0, _) => DeviceSet::NONE,
+            (_, 0) => DeviceSet::ALL,
+            _ => DeviceSet(slot.mask.load(Ordering::Relaxed)),
+        };
         loop {
-            let mut flags = self.flags.load(Ordering::Acquire);
-            if flags & FENCED != 0 {
-                fence(Ordering::SeqCst);
-                flags = self.flags.load(Ordering::SeqCst);
+            // For everything, as on the short way.
+            if before & NARROW != 0 {
+                slot.mask.store(DeviceSet::ALL.0, Ordering::Relaxed);
             }
+            slot.word.store(before + 1, Ordering::Release);
+            fence(Ordering::SeqCst);
+            let flags = self.flags.load(Ordering::SeqCst);
             if flags & WATCHED != 0 && self.flags.fetch_and(!WATCHED, Ordering::AcqRel) & WATCHED != 0 {
                 self.tell(|owner| owner.active());
             }
-            if flags & CLOSED == 0 || slot.depth.load(Ordering::Relaxed) > 1 {
+            if flags & CLOSED == 0 || outer == DeviceSet::ALL {
                 return Ok(());
             }
-            slot.depth.store(0, Ordering::Release);
-            self.wait_open()?;
-            slot.depth.store(1, Ordering::Relaxed);
-            compiler_fence(Ordering::SeqCst);
+            step_back(slot, before, outer);
+            let more = needs().without(outer);
+            slot.mask.store(outer.with(more).0, Ordering::Relaxed);
+            slot.word
+                .store(((before & DEPTH) + 1) | NARROW, Ordering::Release);
+            fence(Ordering::SeqCst);
+            if !DeviceSet(self.closed.load(Ordering::SeqCst)).meets(more) {
+                return Ok(());
+            }
+            step_back(slot, before, outer);
+            self.wait_open(more)?;
         }
     }
 
     #[cold]
     fn leave_other(&'static self) {
         if let Some(slot) = Slot::find(tls::head(), self.id()) {
-            let depth = slot.depth.load(Ordering::Relaxed);
-            slot.depth.store(depth.saturating_sub(1), Ordering::Release);
+            go_out(slot);
         }
     }
 
-    fn wait_open(&self) -> Result<(), TouchError> {
+    fn wait_open(&self, needed: DeviceSet) -> Result<(), TouchError> {
         let mut state = self.state();
         let before = state.failures;
-        state.waiters += 1;
+        state.waiting += 1;
+        for device in needed.iter() {
+            state.waiters[device] += 1;
+        }
         drop(state);
         self.tell(|owner| owner.wanted());
         let mut state = self.state();
         let answer = loop {
-            if state.closers == 0 {
+            let closed = DeviceSet(self.closed.load(Ordering::Relaxed) & needed.0);
+            if closed.is_empty() {
                 break Ok(());
             }
-            if state.failures != before {
-                break Err(state.failure.unwrap_or(TouchError::OutOfMemory));
+            let failed = closed.iter().map(|device| state.failed[device]);
+            if let Some((_, error)) = failed
+                .max_by_key(|(number, _)| *number)
+                .filter(|(n, _)| *n > before)
+            {
+                break Err(error);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
-        state.waiters -= 1;
+        state.waiting -= 1;
+        for device in needed.iter() {
+            state.waiters[device] -= 1;
+        }
         answer
     }
 
@@ -243,10 +335,11 @@ impl Gate {
     }
 
     /// Closes it for one device. Threads may still be inside: see [`Self::drain`]. Every close needs its [`Self::open`].
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self, device: usize) {
         let mut state = self.state();
-        state.closers += 1;
-        if state.closers == 1 {
+        state.closers[device] += 1;
+        if state.closers[device] == 1 {
+            self.closed.fetch_or(DeviceSet::one(device).0, Ordering::SeqCst);
             self.flags.fetch_or(CLOSED, Ordering::SeqCst);
             self.barrier();
         }
@@ -266,15 +359,15 @@ impl Gate {
         }
     }
 
-    /// Waits until no thread is inside, or until the deadline. Only of use while closed.
-    pub(crate) fn drain(&self, deadline: Instant) -> bool {
+    /// Waits until no thread is inside for a device, or until the deadline. Only of use while it is closed: a thread that was seen
+    /// outside then cannot be inside later.
+    pub(crate) fn drain(&self, device: usize, deadline: Instant) -> bool {
+        let device = DeviceSet::one(device);
         let mut nap = Duration::from_micros(20);
+        let mut inside: Vec<&Slot> = self.slots.iter().collect();
         for round in 0u32.. {
-            if self
-                .slots
-                .iter()
-                .all(|slot| slot.depth.load(Ordering::Acquire) == 0)
-            {
+            inside.retain(|slot| slot.is_inside(device));
+            if inside.is_empty() {
                 return true;
             }
             if Instant::now() >= deadline {
@@ -291,29 +384,39 @@ impl Gate {
         false
     }
 
-    /// Takes one close back; the last one lets everybody in.
-    pub(crate) fn open(&self) {
+    /// Takes one close of a device back; the last one lets everybody in who needs no other closed one.
+    pub(crate) fn open(&self, device: usize) {
         let mut state = self.state();
-        state.closers = state.closers.saturating_sub(1);
-        if state.closers == 0 {
-            self.flags.fetch_and(!CLOSED, Ordering::Release);
+        let closers = &mut state.closers[device];
+        *closers = closers.saturating_sub(1);
+        if *closers == 0 {
+            let bit = DeviceSet::one(device);
+            let before = DeviceSet(self.closed.fetch_and(!bit.0, Ordering::Release));
+            if before.without(bit).is_empty() {
+                self.flags.fetch_and(!CLOSED, Ordering::Release);
+            }
             drop(state);
             self.changed.notify_all();
         }
     }
 
-    /// Sends everybody who waits at this moment away with an error. The gate stays closed.
-    pub(crate) fn fail_waiters(&self, error: TouchError) {
+    /// Sends everybody who waits for a device at this moment away with an error. The gate stays closed.
+    pub(crate) fn fail_waiters(&self, device: usize, error: TouchError) {
         let mut state = self.state();
-        state.failure = Some(error);
         state.failures += 1;
+        state.failed[device] = (state.failures, error);
         drop(state);
         self.changed.notify_all();
     }
 
+    /// How many threads wait for a device.
+    pub(crate) fn waiters_for(&self, device: usize) -> u32 {
+        self.state().waiters[device]
+    }
+
     /// How many threads wait at the closed gate.
     pub(crate) fn waiters(&self) -> u32 {
-        self.state().waiters
+        self.state().waiting
     }
 
     /// Asks to be told (once) of the next passage. Passages before this call are all in [`Self::passages`] after it.
@@ -331,13 +434,49 @@ impl Gate {
     /// Passages so far, of all threads. A counter to compare with itself.
     #[must_use]
     pub fn passages(&self) -> u64 {
-        self.slots.iter().fold(0, |sum, slot| {
-            sum.wrapping_add(slot.passages.load(Ordering::Relaxed))
-        })
+        self.passages_of(DeviceSet::ALL)
+    }
+
+    /// Passages so far that may have used one of these devices: of threads that work on them, and of threads of which
+    /// nothing is known. A counter to compare with itself.
+    #[must_use]
+    pub fn passages_of(&self, devices: DeviceSet) -> u64 {
+        let mut lanes = [false; LANES];
+        lanes[0] = true;
+        devices.iter().for_each(|device| lanes[lane_of(device)] = true);
+        let counted = |slot: &Slot| {
+            let used = slot.passages.iter().zip(lanes).filter(|(_, used)| *used);
+            used.fold(0u64, |sum, (count, _)| {
+                sum.wrapping_add(count.load(Ordering::Relaxed))
+            })
+        };
+        self.slots
+            .iter()
+            .fold(0, |sum, slot| sum.wrapping_add(counted(slot)))
     }
 
     /// After `fork`, in the child: open for ever. Takes no lock.
     pub fn reset_in_child(&self) {
+        self.closed.store(0, Ordering::SeqCst);
         self.flags.store(0, Ordering::SeqCst);
     }
+}
+
+/// The counter for threads that work on a device; devices far apart share one.
+const fn lane_of(device: usize) -> usize {
+    1 + device % (LANES - 1)
+}
+
+/// One step out; at the outermost one nothing stays that a later passage could be taken for.
+#[inline(always)]
+fn go_out(slot: &Slot) {
+    let word = slot.word.load(Ordering::Relaxed);
+    let left = if word & DEPTH <= 1 { 0 } else { word - 1 };
+    slot.word.store(left, Ordering::Release);
+}
+
+/// Back to where the thread stood before it tried.
+fn step_back(slot: &Slot, before: u32, outer: DeviceSet) {
+    slot.word.store(before, Ordering::Release);
+    slot.mask.store(outer.0, Ordering::Release);
 }

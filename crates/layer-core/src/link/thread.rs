@@ -360,7 +360,8 @@ impl<'a> Connection<'a> {
         let mut allocated = 0;
         for device in self.core.devices() {
             allocated += device.lock().pool.books.allocated;
-            if let Some(usage) = device.lock().usage(self.core, passages)
+            let touches = self.core.touches(device.index);
+            if let Some(usage) = device.lock().usage(self.core, touches)
                 && self.told.get(&device.index) != Some(&usage)
             {
                 link.send(usage.clone());

@@ -193,27 +193,39 @@ fn close(core: &Core, device: &Device) -> Result<(), u32> {
     state.closed = true;
     state.phase = Phase::Closing;
     drop(state);
-    core.gate.close();
+    core.gate.close(device.index);
     let deadline = Instant::now() + core.waits.busy();
-    let result = if !core.gate.drain(deadline) {
+    let result = if !core.gate.drain(device.index, deadline) {
         Err(outcome::BUSY)
     } else if core.captures() > 0 {
         // It began before the gate closed. From here on none can begin: that passes the gate.
         Err(outcome::CAPTURING)
     } else {
-        match device.quiet.within(&device.memory, deadline) {
-            Some(Ok(())) => Ok(()),
-            None => Err(outcome::BUSY),
-            Some(Err(error)) => {
-                note_error(core, device, "waiting for its work", error);
-                Err(outcome::FAILED)
-            }
-        }
+        quiet(core, device, deadline)
     };
     if result.is_err() {
         reopen(core, device);
     }
     result
+}
+
+/// Waits for all work that may use the device's memory: its own, and that of devices that reach it.
+fn quiet(core: &Core, device: &Device, deadline: Instant) -> Result<(), u32> {
+    let users = core.reach.users(device.index);
+    for user in core.devices() {
+        if !users.has(user.index) {
+            continue;
+        }
+        match user.quiet.within(&user.memory, deadline) {
+            Some(Ok(())) => {}
+            None => return Err(outcome::BUSY),
+            Some(Err(error)) => {
+                note_error(core, &user, "waiting for its work", error);
+                return Err(outcome::FAILED);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn note_error(core: &Core, device: &Device, doing: &str, error: DeviceError) {

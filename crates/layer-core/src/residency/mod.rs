@@ -58,7 +58,7 @@ pub(crate) fn own(core: &Arc<Core>, device: &Arc<Device>) {
     drop(state);
     device.wake();
     if closed {
-        core.gate.open();
+        core.gate.open(device.index);
     }
 }
 
@@ -75,7 +75,7 @@ fn next(core: &Core, device: &Device) -> Job {
         if state.closed && (state.pool.books.evicted == 0 || state.dead) {
             return Job::Reopen;
         }
-        if state.closed && core.gate.waiters() > 0 {
+        if state.closed && core.gate.waiters_for(device.index) > 0 {
             return Job::Restore;
         }
         state = device.wait(state);
@@ -91,7 +91,7 @@ fn reopen(core: &Core, device: &Device) {
     let closed = std::mem::take(&mut state.closed);
     drop(state);
     if closed {
-        core.gate.open();
+        core.gate.open(device.index);
     }
     core.link.poke();
 }

@@ -97,8 +97,8 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
         }
         if failed {
             failed = false;
-            let pause = give_up_or_pause(core, &mut state);
-            if pause.is_none() && core.gate.waiters() == 0 {
+            let pause = give_up_or_pause(core, device, &mut state);
+            if pause.is_none() && core.gate.waiters_for(device.index) == 0 {
                 break;
             }
             drop(device.wait_for(state, pause.unwrap_or(BACK_OFF_MAX)));
@@ -156,7 +156,7 @@ fn ask(core: &Core, state: &mut crate::device::State) -> bool {
 }
 
 /// After a failure: how long to pause, or `None` after the waiting threads were told.
-fn give_up_or_pause(core: &Core, state: &mut crate::device::State) -> Option<Duration> {
+fn give_up_or_pause(core: &Core, device: &Device, state: &mut crate::device::State) -> Option<Duration> {
     let Some(failing) = state.failing else {
         // A chunk that was under way has arrived since.
         return Some(BACK_OFF);
@@ -166,7 +166,7 @@ fn give_up_or_pause(core: &Core, state: &mut crate::device::State) -> Option<Dur
         other => (core.waits.alloc_max().min(PATIENCE), TouchError::Device(other)),
     };
     if failing.since.elapsed() >= patience {
-        core.gate.fail_waiters(error);
+        core.gate.fail_waiters(device.index, error);
         return None;
     }
     let pause = BACK_OFF.saturating_mul(1 << failing.tries.min(10));

@@ -9,6 +9,7 @@ use crate::allocate;
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::error::AllocError;
+use crate::gate::DeviceSet;
 use crate::pins::{Held, PinReason};
 
 /// A call with one of our handles, between its translation and [`Engine::vmm_end_use`].
@@ -152,6 +153,7 @@ impl Engine {
         if self.core.vmm.is_unmapped() {
             return;
         }
+        // The table knows locations by the driver's numbers; which of them are devices of ours the layer tells by `gain_access`.
         if !self.core.vmm.with(|table| table.granted(at, size, grants)) {
             // A mapping whose parts differ could not be put back: its memory stays where it is.
             self.vmm_pin_range(at, size, PinReason::Unrepeatable);
@@ -184,7 +186,7 @@ impl Engine {
         if self.core.is_child() || self.core.vmm.held_on(device).1 == 0 {
             return;
         }
-        if self.core.gate.enter().is_ok() {
+        if self.core.gate.enter_for(|| DeviceSet::one(device)).is_ok() {
             self.core.gate.leave();
         }
     }

@@ -149,6 +149,7 @@ fn context_made(context: *mut CUcontext, dev: CUdevice, before: Option<(usize, u
             let after = nvml::process_bytes(device.facts.uuid)?.0;
             running.overhead_grows(index, after.saturating_sub(before));
         }
+        running.works_on_current();
         Some(())
     });
 }

@@ -4,9 +4,11 @@
 //! (behind the barrier again). Where nothing of the real call is wanted, the answer is ours.
 
 pub(crate) mod capture;
+pub(crate) mod current;
 pub(crate) mod external;
 pub(crate) mod lifetime;
 pub(crate) mod memory;
+pub(crate) mod needs;
 pub(crate) mod nvml;
 pub(crate) mod pools;
 pub(crate) mod query;
@@ -15,6 +17,7 @@ pub(crate) mod touch;
 pub(crate) mod vmm;
 
 pub(crate) use capture::*;
+pub(crate) use current::*;
 pub(crate) use external::*;
 pub(crate) use lifetime::*;
 pub(crate) use memory::*;

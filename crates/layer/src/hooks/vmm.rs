@@ -224,6 +224,10 @@ pub(crate) unsafe extern "C-unwind" fn cuMemSetAccess(
                     })
                     .collect();
                 running.engine.vmm_granted(ptr.0, size as u64, &grants);
+                let owners = running.engine.devices_in(ptr.0, size as u64);
+                for one in given {
+                    running.gains_access(&one.location, owners);
+                }
                 Some(())
             });
         }

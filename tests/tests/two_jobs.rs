@@ -165,3 +165,17 @@ fn graphs_and_copies_work_across_releases() {
         assert_eq!(program.ok(&format!("read a {round}")), vec![0]);
     }
 }
+
+/// A notebook holds memory for days; another is started, needs more than is left, and gets it; the first one's next cell finds its variables.
+#[test]
+fn bug_056_an_idle_notebook_gives_its_memory_and_has_it_back_for_its_next_cell() {
+    let stage = Stage::new(Options::default());
+    let mut first = stage.run(&["--name", "first"]);
+    first.hold("variables", Bytes::mib(40), 1);
+    let mut second = stage.run(&["--name", "second"]);
+    second.hold("model", Bytes::mib(220), 2);
+    assert!(stage.snapshot().totals.releases > 0, "both do not fit");
+    assert_eq!(first.wrong("variables", 1), 0, "the next cell");
+    assert_eq!(second.wrong("model", 2), 0);
+    assert!(first.finish().success() && second.finish().success());
+}

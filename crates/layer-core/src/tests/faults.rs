@@ -309,6 +309,33 @@ fn bug_067_running_work_is_waited_for_and_a_wait_has_a_bound() {
     goes_on(&daemon, &rig, held, "running work");
 }
 
+/// TensorRT-LLM PR 11641: a kernel is in flight when only a part is taken: nothing of it is unmapped under the work.
+#[test]
+fn bug_070_no_part_is_taken_under_running_work_either() {
+    let daemon = Daemon::start(Script::default());
+    let (rig, held) = ready(&daemon);
+    // What is cached goes without waiting for anybody.
+    let spare = rig.state(|state| state.pool.books.cached + state.pool.books.unused());
+    let mapped = rig.fake.mapped();
+    rig.fake.begin_work();
+    let order = daemon.order(spare + G);
+    rig.until("the wait for the work", |rig| {
+        rig.state(|state| state.phase == crate::device::Phase::Closing)
+    });
+    let left = rig.fake.mapped();
+    assert!(
+        left > 0 && left + spare >= mapped,
+        "nothing in use is unmapped under running work"
+    );
+    rig.fake.end_work();
+    assert!(done(daemon.end_of(order)));
+    assert!(
+        (1..left).contains(&rig.fake.mapped()),
+        "a part went, and a part stays"
+    );
+    goes_on(&daemon, &rig, held, "running work");
+}
+
 /// kvcached#463: a thread has its pointers ready and launches after the memory went: the launch brings it back first.
 #[test]
 fn bug_068_a_launch_after_the_release_restores_first() {

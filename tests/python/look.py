@@ -249,7 +249,13 @@ def limit(which, value):
     return cuda.cuCtxSetLimit(c_int(which), c_size_t(value))
 
 
+def deepbind(library, size):
+    """Has a library take memory that was loaded so that it finds the driver before any preloaded library."""
+    return ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_DEEPBIND).take(c_size_t(size))
+
+
 COMMANDS = {
+    "deepbind": lambda library, size: deepbind(library, int(size)),
     "launch": launch,
     "limit": lambda which, value: limit(int(which), int(value)),
     "look": look,

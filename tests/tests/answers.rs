@@ -538,3 +538,54 @@ fn bug_116_what_the_driver_takes_by_itself_is_found_charged_and_held_against_the
         }
     });
 }
+
+/// A library that is loaded with `RTLD_DEEPBIND` finds the driver before us: its memory is nobody's promise, and counts against its task.
+#[test]
+fn a_library_that_binds_past_us_is_seen_named_and_held_against_its_task() {
+    let stage = Stage::new(Options::default());
+    let (source, library) = (stage.folder().join("past.c"), stage.folder().join("libpast.so"));
+    std::fs::write(
+        &source,
+        "int cuInit(unsigned); int cuDevicePrimaryCtxRetain(void **, int); int cuCtxSetCurrent(void *);\n\
+         int cuMemAlloc_v2(unsigned long long *, unsigned long);\n\
+         int take(unsigned long size)\n{\n    void *context; unsigned long long pointer; int code = cuInit(0);\n\
+         \x20   if (!code) code = cuDevicePrimaryCtxRetain(&context, 0);\n    if (!code) code = cuCtxSetCurrent(context);\n\
+         \x20   return code ? code : cuMemAlloc_v2(&pointer, size);\n}\n",
+    )
+    .expect("room");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .arg(Artefacts::get().sim.join("libcuda.so.1"))
+        .status();
+    assert!(built.expect("a C compiler is there").success());
+    let token = stage.task("past", Bytes::ZERO, Some(Bytes::mib(100)), Priority::Normal);
+    let mut program = member(&stage, &token, &[]);
+    assert_eq!(
+        program.ask(&format!("deepbind {} {}", library.display(), 50 * MIB)),
+        0
+    );
+    let (row, task) = eventually("it is seen", || {
+        let snapshot = stage.snapshot();
+        let task = snapshot
+            .tasks
+            .iter()
+            .find(|task| task.name == "past")
+            .map(|task| task.task);
+        match snapshot.devices[0].strangers.first() {
+            Some(row) => Ok((row.clone(), task)),
+            None => Err(format!("{snapshot:?}")),
+        }
+    });
+    assert_eq!(
+        (row.pid, row.bytes, row.task),
+        (program.pid(), Bytes::mib(54), task)
+    );
+    assert!(row.why.contains("RTLD_DEEPBIND"), "{}", row.why);
+    assert_eq!(stage.snapshot().devices[0].unmanaged, Bytes::mib(54));
+    // A sibling has what is left of the limit.
+    let mut sibling = member(&stage, &token, &[]);
+    assert_eq!(sibling.ask("open 0"), json!([42 * MIB, 100 * MIB]));
+    assert_eq!(sibling.ask(&format!("alloc {}", 44 * MIB)), 2);
+    assert_eq!(sibling.ask(&format!("alloc {}", 42 * MIB)), 0);
+}

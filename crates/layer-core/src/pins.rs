@@ -68,6 +68,12 @@ pub struct PinId {
     number: u64,
 }
 
+impl PinId {
+    pub(crate) const fn new(device: usize, number: u64) -> Self {
+        Self { device, number }
+    }
+}
+
 /// Why nothing was pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {

@@ -183,7 +183,7 @@ macro_rules! for_each_class {
             share own {
                 cuMemPoolSetAccess
                 cuLogicalEndpointBindMem cuMemExportToShareableHandle cuMemSetAccess cuMulticastBindMem
-                cuMulticastBindMem_v2
+                cuMulticastBindMem_v2 cuMulticastUnbind
                 cuCtxEnablePeerAccess cuIpcGetMemHandle cuMemGetHandleForAddressRange
                 cuMemRetainAllocationHandle cuMulticastBindAddr cuMulticastBindAddr_v2
                 cuPointerSetAttribute
@@ -204,7 +204,7 @@ macro_rules! for_each_class {
                 cuLogicalEndpointUnbind cuMemImportFromShareableHandle
                 cuMemPoolExportPointer cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle
                 cuMemPoolImportPointer  cuMulticastAddDevice
-                cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
+                cuMulticastCreate cuMulticastGetGranularity
             }
             // Starts or ends a capture.
             capture own {

@@ -161,3 +161,24 @@ fn threads_map_and_unmap_while_memory_comes_and_goes() {
     assert_eq!(program.say("stop"), "wrong 0 errors []");
     program.finish();
 }
+
+#[test]
+fn what_is_bound_to_a_multicast_object_stays_until_it_is_unbound() {
+    let bench = Bench::new();
+    let mut command = script(&bench, "vmm_multicast", true);
+    command.env("EBB_SIM_DEVICES", "2").env("EBB_SIM_MEMORY", "256Mi");
+    let daemon = under(&bench, &mut command, Bytes(u64::MAX));
+    let mut program = Told::start(&mut command);
+    assert_eq!(program.say("devices"), "added [0, 0]");
+    for _ in 0..2 {
+        assert!(daemon.evict() >= 8 << 20);
+        assert_eq!(program.say("bind"), "bound [0, 0] True");
+        daemon.restored();
+        assert!(daemon.evict() < 8 << 20, "it is bound");
+        assert_eq!(program.say("check"), "wrong 0");
+        assert_eq!(program.say("unbind"), "unbound [0, 0]");
+    }
+    assert!(daemon.evict() >= 8 << 20);
+    assert_eq!(program.say("check"), "wrong 0");
+    program.finish();
+}

@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::engine::Engine;
 use crate::error::AllocError;
 use crate::gate::DeviceSet;
-use crate::pins::{Held, PinReason};
+use crate::pins::{Held, PinId, PinReason};
 
 /// A call with one of our handles, between its translation and [`Engine::vmm_end_use`].
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct Use {
     handle: u64,
     /// The driver's handle, for this call alone.
     pub real: u64,
+    /// The engine's number of its device.
+    pub device: usize,
 }
 
 /// Mappings that the driver is being asked to remove.
@@ -54,8 +56,12 @@ impl Engine {
     /// A call with a handle of ours begins; inside the gate. `None`: the program has no such handle (any more).
     #[must_use]
     pub fn vmm_begin_use(&self, handle: u64) -> Option<Use> {
-        let real = self.core.vmm.with(|table| table.begin_use(handle))?;
-        Some(Use { handle, real: real.0 })
+        let (real, device) = self.core.vmm.with(|table| table.begin_use(handle))?;
+        Some(Use {
+            handle,
+            real: real.0,
+            device,
+        })
     }
 
     /// That call has ended. `pin`: it lets somebody else hold the memory, which stays where it is from now on.
@@ -64,6 +70,11 @@ impl Engine {
             self.pin_handles(&[used.handle], reason);
         }
         self.less(|core| core.vmm.with(|table| table.end_use(used.handle)));
+    }
+
+    /// Somebody else may hold the memory of a call that has not ended; inside the gate.
+    pub fn vmm_pin_use(&self, used: &Use, reason: PinReason) -> Vec<PinId> {
+        self.pin_handles(&[used.handle], reason)
     }
 
     /// The driver has mapped the memory of a call that has not ended.
@@ -197,28 +208,38 @@ impl Engine {
         self.core.vmm.with(|table| table.retain(ptr))
     }
 
-    /// Somebody else may hold what is mapped in a range; inside the gate. Whether there is anything of ours.
-    pub fn vmm_pin_range(&self, at: u64, size: u64, reason: PinReason) -> bool {
+    /// The engine's number of the device whose memory the program has mapped at an address.
+    #[must_use]
+    pub fn vmm_device_at(&self, ptr: u64) -> Option<usize> {
+        self.core
+            .vmm
+            .with(|table| table.device_of_memory(table.at(ptr)?.handle))
+    }
+
+    /// Somebody else may hold what is mapped in a range; inside the gate. The pins, none if nothing of ours is there.
+    pub fn vmm_pin_range(&self, at: u64, size: u64, reason: PinReason) -> Vec<PinId> {
         let handles: Vec<u64> = self
             .core
             .vmm
             .with(|table| table.within(at, size).map(|mapping| mapping.handle).collect());
-        self.pin_handles(&handles, reason);
-        !handles.is_empty()
+        self.pin_handles(&handles, reason)
     }
 
-    fn pin_handles(&self, handles: &[u64], reason: PinReason) {
+    fn pin_handles(&self, handles: &[u64], reason: PinReason) -> Vec<PinId> {
+        let mut pins = Vec::with_capacity(handles.len());
         for handle in handles {
             let index = self.core.vmm.with(|table| table.device_of_memory(*handle));
             if let Some(device) = index.and_then(|index| self.core.device(index)) {
                 let mut state = device.lock();
-                state
+                let number = state
                     .pool
                     .pins
                     .add(vec![Held::Handle(*handle)], reason, String::new());
+                pins.push(PinId::new(device.index, number));
             }
         }
         self.core.link.poke();
+        pins
     }
 
     /// Gives something back, waiting for the owner thread while it moves that very memory. `false`: there was none.

@@ -127,15 +127,15 @@ impl Table {
         self.mappings.len()
     }
 
-    /// A call with this handle begins: the real one. `None` if the program holds no such handle, or if the memory is
+    /// A call with this handle begins: the real one, and its device. `None` if the program holds no such handle, or if the memory is
     /// away, which it is not inside the gate.
-    pub(crate) fn begin_use(&mut self, handle: u64) -> Option<Handle> {
+    pub(crate) fn begin_use(&mut self, handle: u64) -> Option<(Handle, usize)> {
         let memory = self.memories.get_mut(&handle).filter(|m| m.references > 0)?;
         let Place::Card(real) = memory.place else {
             return None;
         };
         memory.uses += 1;
-        Some(real)
+        Some((real, memory.device))
     }
 
     /// That call has ended.

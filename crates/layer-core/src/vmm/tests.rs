@@ -427,8 +427,9 @@ fn what_somebody_else_may_hold_stays_and_is_named() {
     rig.engine.gate().enter().unwrap();
     let used = rig.engine.vmm_begin_use(held.handles[0]).unwrap();
     rig.engine.vmm_end_use(&used, Some(PinReason::Exported));
-    assert!(rig.engine.vmm_pin_range(held.at + 20 * G, 1, PinReason::DmaBuf));
-    assert!(!rig.engine.vmm_pin_range(held.at + 50 * G, G, PinReason::DmaBuf));
+    let pins = |at, size| rig.engine.vmm_pin_range(at, size, PinReason::DmaBuf);
+    let dma_buf = pins(held.at + 20 * G, 1);
+    assert_eq!((dma_buf.len(), pins(held.at + 50 * G, G).len()), (1, 0));
     rig.engine.gate().leave();
     let end = daemon.reclaim(u64::MAX);
     assert_eq!((end.outcome, end.freed), (outcome::NOTHING_LEFT, 9 * G));
@@ -442,6 +443,9 @@ fn what_somebody_else_may_hold_stays_and_is_named() {
         assert!(report.contains(&part), "{part} in {report}");
     }
     held.assert_whole(&rig, "partly pinned");
+    rig.engine.unpin(dma_buf[0]);
+    assert_eq!(daemon.reclaim(u64::MAX).freed, 15 * G, "the last holder has gone");
+    held.assert_whole(&rig, "less pinned");
     held.free(&rig);
     rig.assert_gone_after_detach();
 }

@@ -8,7 +8,7 @@ use ebb_abi::*;
 use ebb_layer_core::PinReason;
 
 use crate::barrier;
-use crate::hooks::{vmm, with};
+use crate::hooks::{multicast, vmm, with};
 use crate::symbols::real;
 
 /// Refuses a call about memory of ours; `None` if it is not ours.
@@ -106,7 +106,7 @@ pub(crate) unsafe extern "C-unwind" fn cuMulticastBindAddr(
 ) -> CUresult {
     refuse("cuMulticastBindAddr", memptr.0, CUresult::ERROR_INVALID_VALUE).unwrap_or_else(|| {
         // SAFETY: the program's own call.
-        vmm::shares(memptr, size, PinReason::Multicast, || unsafe {
+        multicast::by_address(mcHandle, mcOffset, memptr, size, || unsafe {
             real::cuMulticastBindAddr(mcHandle, mcOffset, memptr, size, flags)
         })
     })
@@ -125,7 +125,7 @@ pub(crate) unsafe extern "C-unwind" fn cuMulticastBindAddr_v2(
 ) -> CUresult {
     refuse("cuMulticastBindAddr", memptr.0, CUresult::ERROR_INVALID_VALUE).unwrap_or_else(|| {
         // SAFETY: the program's own call.
-        vmm::shares(memptr, size, PinReason::Multicast, || unsafe {
+        multicast::by_address(mcHandle, mcOffset, memptr, size, || unsafe {
             real::cuMulticastBindAddr_v2(mcHandle, dev, mcOffset, memptr, size, flags)
         })
     })

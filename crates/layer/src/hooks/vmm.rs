@@ -18,7 +18,7 @@ use crate::hooks::with;
 use crate::symbols::real;
 
 /// What a call with a handle of ours gets that is none (any more), or that a forked child inherited.
-fn no_such_handle() -> CUresult {
+pub(crate) fn no_such_handle() -> CUresult {
     if bridge::is_running() {
         CUresult::ERROR_INVALID_VALUE
     } else {
@@ -341,49 +341,6 @@ pub(crate) unsafe extern "C-unwind" fn cuMemExportToShareableHandle(
         Some(PinReason::Exported),
         // SAFETY: as above.
         |handle| unsafe { real::cuMemExportToShareableHandle(shareableHandle, handle, handleType, flags) },
-        |_, _| {},
-    )
-}
-
-/// # Safety
-/// As the driver's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn cuMulticastBindMem(
-    mcHandle: CUmemGenericAllocationHandle,
-    mcOffset: usize,
-    memHandle: CUmemGenericAllocationHandle,
-    memOffset: usize,
-    size: usize,
-    flags: u64,
-) -> CUresult {
-    with_real(
-        memHandle,
-        Some(PinReason::Multicast),
-        // SAFETY: as above.
-        |memory| unsafe { real::cuMulticastBindMem(mcHandle, mcOffset, memory, memOffset, size, flags) },
-        |_, _| {},
-    )
-}
-
-/// # Safety
-/// As the driver's function.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn cuMulticastBindMem_v2(
-    mcHandle: CUmemGenericAllocationHandle,
-    dev: CUdevice,
-    mcOffset: usize,
-    memHandle: CUmemGenericAllocationHandle,
-    memOffset: usize,
-    size: usize,
-    flags: u64,
-) -> CUresult {
-    with_real(
-        memHandle,
-        Some(PinReason::Multicast),
-        // SAFETY: as above.
-        |memory| unsafe {
-            real::cuMulticastBindMem_v2(mcHandle, dev, mcOffset, memory, memOffset, size, flags)
-        },
         |_, _| {},
     )
 }

@@ -20,6 +20,11 @@ const EBB: &[Mode] = &[Mode::Ebb, Mode::Evicting, Mode::Strict];
 /// All of them.
 pub(crate) const KNOWN: &[Known] = &[
     Known {
+        names: &["pool.threshold_keeps_memory"],
+        modes: &[Mode::Evicting],
+        why: "what a pool only keeps is given back before anything is released",
+    },
+    Known {
         names: &["free.then_use_is_refused"],
         modes: &[Mode::Ebb, Mode::Strict],
         sometimes: false,

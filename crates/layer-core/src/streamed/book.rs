@@ -485,6 +485,11 @@ impl Book {
             .filter(|entry| entry.born == born)
     }
 
+    #[cfg(test)]
+    pub(super) fn known_streams(&self) -> usize {
+        self.entries().count()
+    }
+
     /// The device of a context, if a stream of it is known.
     pub(super) fn device_of_context(&self, context: u64) -> Option<usize> {
         let (_, entry) = self.entries().find(|(_, entry)| entry.key.context == context)?;

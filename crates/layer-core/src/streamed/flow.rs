@@ -361,18 +361,31 @@ pub(crate) fn after_quiet(core: &Core, device: usize) {
     trim_device(core, device);
 }
 
-/// Streams end. `alive`: the driver has not destroyed them yet, and their work may still run.
-pub(super) fn streams_go(core: &Core, which: impl Fn(&StreamKey) -> bool + Copy, alive: bool) {
+/// How streams end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The driver has not destroyed them yet: they can be marked, and their work may still run.
+    Soon,
+    /// They cannot be reached any more, and their work may still run.
+    Unreachable,
+    /// Their work is over.
+    Over,
+}
+
+/// Streams end.
+pub(super) fn streams_go(core: &Core, which: impl Fn(&StreamKey) -> bool + Copy, end: End) {
     let streamed = &core.streamed;
-    if alive && let Some(fences) = usable(streamed) {
+    if end == End::Soon
+        && let Some(fences) = usable(streamed)
+    {
         fence(streamed, &fences, which);
     }
     let mut book = streamed.lock();
-    let unused = if alive {
-        Vec::new()
-    } else {
+    let unused = if end == End::Over {
         let now = book.now();
         book.settle_those(now, |key, _| which(key))
+    } else {
+        Vec::new()
     };
     let busy = book.streams_go(which);
     drop(book);
@@ -382,7 +395,7 @@ pub(super) fn streams_go(core: &Core, which: impl Fn(&StreamKey) -> bool + Copy,
     if busy {
         wait_idle(streamed, which);
     }
-    if !alive {
+    if end == End::Over {
         shrink_ripe(core);
     }
 }

@@ -369,14 +369,25 @@ impl Engine {
     /// Before the program destroys a stream by its handle: from here on another stream may get that handle.
     pub fn stream_goes(&self, handle: u64) {
         if !self.core.is_child() {
-            flow::streams_go(&self.core, |key| key.thread == 0 && key.handle == handle, true);
+            flow::streams_go(
+                &self.core,
+                |key| key.thread == 0 && key.handle == handle,
+                flow::End::Soon,
+            );
         }
     }
 
     /// A context has gone, and all work of its streams is over.
     pub fn streams_of_context_gone(&self, context: u64) {
         if !self.core.is_child() {
-            flow::streams_go(&self.core, |key| key.context == context, false);
+            flow::streams_go(&self.core, |key| key.context == context, flow::End::Over);
+        }
+    }
+
+    /// A thread ends, and with it its own default streams: they were marked when something was freed on them.
+    pub fn streams_of_thread_gone(&self, thread: u64) {
+        if thread != 0 && !self.core.is_child() {
+            flow::streams_go(&self.core, |key| key.thread == thread, flow::End::Unreachable);
         }
     }
 }

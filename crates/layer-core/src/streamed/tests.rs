@@ -404,6 +404,27 @@ fn a_stream_that_ends_leaves_its_memory_when_its_work_is_done() {
 }
 
 #[test]
+fn a_thread_that_ends_leaves_nothing_in_the_tables() {
+    let bench = Bench::new(256 * G);
+    for thread in 1..50 {
+        let own = StreamKey { thread, ..key(2) };
+        let ptr = bench.alloc(own, 8 * G).unwrap();
+        bench.card.work(own);
+        bench.free(ptr, own);
+        bench.rig.engine.streams_of_thread_gone(thread);
+        bench.card.run(own);
+    }
+    assert_eq!(
+        bench.figures().reserved,
+        8 * G,
+        "each found what the one before had left"
+    );
+    assert_eq!(bench.alloc(key(5), 8 * G).map(|_| bench.card.marks()), Ok(0));
+    let book = bench.rig.engine.core.streamed.lock();
+    assert!(book.known_streams() <= 2, "{}", book.known_streams());
+}
+
+#[test]
 fn memory_freed_by_the_plain_call_belongs_to_the_stream_that_it_was_allocated_on() {
     let bench = Bench::new(256 * G);
     let ptr = bench.alloc(key(5), 8 * G).unwrap();

@@ -43,13 +43,29 @@ fn this_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
         static MINE: Cell<u64> = const { Cell::new(0) };
+        static END: Ending = const { Ending };
     }
     MINE.with(|mine| {
         if mine.get() == 0 {
             mine.set(NEXT.fetch_add(1, Ordering::Relaxed));
+            // Where it comes too late, because the thread ends already, its place in the tables stays.
+            let _ = END.try_with(|_| ());
         }
         mine.get()
     })
+}
+
+/// Forgets the streams of a thread when it ends.
+struct Ending;
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let thread = this_thread();
+        with(|running| {
+            running.engine.streams_of_thread_gone(thread);
+            Some(())
+        });
+    }
 }
 
 /// Which stream a handle means. `None`: the driver does not know it either, or its device is not ours.

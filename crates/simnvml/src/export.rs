@@ -132,6 +132,15 @@ export! {
         handle: nvmlDevice_t, _index: u32, _slice: *mut nvmlDevice_t) => |handle, _, _| device::unsupported(handle);
     nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
         slice: nvmlDevice_t, _device: *mut nvmlDevice_t) => |slice, _| device::unsupported(slice);
+    nvmlDeviceGetEncoderUtilization nvmlDeviceGetDecoderUtilization nvmlDeviceGetDriverModel(
+        handle: nvmlDevice_t, _percent: *mut u32, _period: *mut u32) => |handle, _, _| device::unsupported(handle);
+    nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo(
+        handle: nvmlDevice_t, _kind: u32, _mhz: *mut u32) => |handle, _, _| device::unsupported(handle);
+    nvmlDeviceGetPerformanceState nvmlDeviceGetPowerManagementLimit nvmlDeviceGetDisplayActive(
+        handle: nvmlDevice_t, _state: *mut u32) => |handle, _| device::unsupported(handle);
+    nvmlDeviceGetTotalEccErrors(handle: nvmlDevice_t, _kind: u32, _counter: u32, _count: *mut u64) => |handle, _, _, _| {
+        device::unsupported(handle)
+    };
     nvmlDeviceGetEccMode(
         handle: nvmlDevice_t, _a: *mut c_void, _b: *mut c_void) => |handle, _, _| device::unsupported(handle);
 }

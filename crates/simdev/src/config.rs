@@ -6,6 +6,9 @@
 //! | `EBB_SIM_DEVICES` | number of devices, 0 to 16 | 1 |
 //! | `EBB_SIM_MEMORY` | bytes of each device, a quantity | `1Gi` |
 //! | `EBB_SIM_CONTEXT_BYTES` | what a context costs, a quantity | `16Mi` |
+//! | `EBB_SIM_MPS_CLIENT_BYTES` | the machine runs MPS, and this is what each client's context costs instead, a quantity | 0: no MPS |
+//! | `EBB_SIM_MPS_SERVER_BYTES` | what the MPS server costs on a device while any client has a context there, a quantity | 0 |
+//! | `EBB_SIM_MODULE_BYTES` | what each module costs its process from its first function on (at loading, if `CUDA_MODULE_LOADING=EAGER`), a quantity | 0 |
 //! | `EBB_SIM_GRANULARITY` | granularity of `cuMemCreate`, a power of two of at least 4 KiB | `2Mi` |
 //! | `EBB_SIM_LINK_BYTES_PER_S` | speed of each direction of the link, a quantity; 0: copies take no extra time | 0 |
 //! | `EBB_SIM_LINK_LATENCY_US` | microseconds that each copy over the link takes in addition | 0 |
@@ -13,7 +16,7 @@
 //! | `EBB_SIM_TRACE` | file to which each call's name is appended, one a line | |
 //! | `CUDA_VISIBLE_DEVICES` | as with the real driver | |
 //!
-//! All but the last three are properties of the machine: the first process to open a state folder fixes them.
+//! All but `EBB_SIM_MODULE_BYTES` and the last three are properties of the machine: the first process to open a state folder fixes them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -33,6 +36,12 @@ pub struct Config {
     pub memory: u64,
     /// Bytes that a context costs.
     pub context_bytes: u64,
+    /// Bytes that an MPS client's context costs; 0 means no MPS.
+    pub mps_client_bytes: u64,
+    /// Bytes that the MPS server costs on a device while any client has a context there.
+    pub mps_server_bytes: u64,
+    /// Bytes that each module costs this process.
+    pub module_bytes: u64,
     /// Granularity of physical allocations in bytes.
     pub granularity: u64,
     /// Bytes per second of each direction of the link; 0 means no limit.
@@ -59,6 +68,15 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
+    /// What a context costs: under MPS, a client's.
+    #[must_use]
+    pub fn context_cost(&self) -> u64 {
+        match self.mps_client_bytes {
+            0 => self.context_bytes,
+            client => client,
+        }
+    }
+
     /// Reads the configuration of this process's environment.
     ///
     /// # Errors
@@ -100,6 +118,9 @@ impl Config {
             devices: u32::try_from(devices).unwrap_or(u32::MAX),
             memory: quantity("EBB_SIM_MEMORY", 1 << 30)?,
             context_bytes: quantity("EBB_SIM_CONTEXT_BYTES", 16 << 20)?,
+            mps_client_bytes: quantity("EBB_SIM_MPS_CLIENT_BYTES", 0)?,
+            mps_server_bytes: quantity("EBB_SIM_MPS_SERVER_BYTES", 0)?,
+            module_bytes: quantity("EBB_SIM_MODULE_BYTES", 0)?,
             granularity,
             link_bytes_per_s: quantity("EBB_SIM_LINK_BYTES_PER_S", 0)?,
             link_latency_ns: number("EBB_SIM_LINK_LATENCY_US", 0, 60_000_000)? * 1000,

@@ -14,7 +14,7 @@ pub const HOST_DEVICE: u32 = u32::MAX;
 pub const MAX_EVENTS: usize = 1024;
 
 /// "ebbsim" and the layout's version.
-pub(crate) const MAGIC: u64 = 0x6562_6273_696d_0006;
+pub(crate) const MAGIC: u64 = 0x6562_6273_696d_0007;
 
 /// A device's figures, and what its link and its engines are doing.
 #[repr(C, align(64))]
@@ -88,6 +88,8 @@ pub(crate) struct MachineFile {
     pub(crate) objects_used: AtomicU32,
     pub(crate) reserved: AtomicU32,
     pub(crate) context_bytes: AtomicU64,
+    pub(crate) mps_server_bytes: AtomicU64,
+    pub(crate) mps_client_bytes: AtomicU64,
     pub(crate) granularity: AtomicU64,
     pub(crate) link_bytes_per_s: AtomicU64,
     pub(crate) link_latency_ns: AtomicU64,

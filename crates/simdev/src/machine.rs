@@ -154,6 +154,8 @@ impl Machine {
         config.devices = mapped.devices.load(Ordering::Relaxed);
         config.memory = mapped.device[0].capacity.load(Ordering::Relaxed);
         config.context_bytes = mapped.context_bytes.load(Ordering::Relaxed);
+        config.mps_client_bytes = mapped.mps_client_bytes.load(Ordering::Relaxed);
+        config.mps_server_bytes = mapped.mps_server_bytes.load(Ordering::Relaxed);
         config.granularity = mapped.granularity.load(Ordering::Relaxed);
         config.link_bytes_per_s = mapped.link_bytes_per_s.load(Ordering::Relaxed);
         config.link_latency_ns = mapped.link_latency_ns.load(Ordering::Relaxed);
@@ -222,7 +224,13 @@ impl Machine {
     fn charge_row(&self, device: u32, bytes: u64, context: bool) -> bool {
         let Some(slot) = self.own_slot() else { return false };
         let ledger = self.ledger();
-        if !self.has_room(&ledger, device, bytes) {
+        // The first client's context on a device brings the server's share with it.
+        let server = if context && !self.has_contexts(device) {
+            self.mps_server()
+        } else {
+            0
+        };
+        if !self.has_room(&ledger, device, bytes.saturating_add(server)) {
             return false;
         }
         let row = &self.file.slot[slot.0].usage[device as usize];
@@ -305,10 +313,30 @@ impl Machine {
                 sum += bytes;
             }
         }
+        if self.has_contexts(device) {
+            sum += self.mps_server();
+        }
         Usage {
             total: self.file.device[device as usize].capacity.load(Ordering::Relaxed),
             used: sum,
         }
+    }
+
+    /// What the MPS server costs where it serves.
+    fn mps_server(&self) -> u64 {
+        match self.config.mps_client_bytes {
+            0 => 0,
+            _ => self.config.mps_server_bytes,
+        }
+    }
+
+    /// Whether any live process has a context on a device.
+    fn has_contexts(&self, device: u32) -> bool {
+        self.mps_server() > 0
+            && self.live_slots().into_iter().any(|index| {
+                let usage = &self.file.slot[index].usage[device as usize];
+                usage.context_bytes.load(Ordering::Acquire) > 0
+            })
     }
 
     fn live_slots(&self) -> Vec<usize> {
@@ -447,6 +475,10 @@ fn initialise(file: &MachineFile, config: &Config) {
         row.capacity.store(config.memory, Ordering::Relaxed);
     }
     file.context_bytes.store(config.context_bytes, Ordering::Relaxed);
+    file.mps_client_bytes
+        .store(config.mps_client_bytes, Ordering::Relaxed);
+    file.mps_server_bytes
+        .store(config.mps_server_bytes, Ordering::Relaxed);
     file.granularity.store(config.granularity, Ordering::Relaxed);
     file.link_bytes_per_s
         .store(config.link_bytes_per_s, Ordering::Relaxed);

@@ -174,7 +174,7 @@ fn move_out() {
     }
     let machine = process().machine;
     for context in process().contexts.all() {
-        machine.credit_context(context.shared.device, machine.config().context_bytes);
+        machine.credit_context(context.shared.device, context.held_bytes());
     }
 }
 
@@ -184,8 +184,9 @@ fn move_in() -> R {
     let mut contexts = Vec::new();
     let mut failed = false;
     for context in process().contexts.all() {
-        if machine.charge_context(context.shared.device, machine.config().context_bytes) {
-            contexts.push(context.shared.device);
+        let bytes = context.held_bytes();
+        if machine.charge_context(context.shared.device, bytes) {
+            contexts.push((context.shared.device, bytes));
         } else {
             failed = true;
             break;
@@ -196,8 +197,8 @@ fn move_in() -> R {
         for phys in &memory {
             phys.park();
         }
-        for device in contexts {
-            machine.credit_context(device, machine.config().context_bytes);
+        for (device, bytes) in contexts {
+            machine.credit_context(device, bytes);
         }
         return Err(CUresult::ERROR_OUT_OF_MEMORY);
     }

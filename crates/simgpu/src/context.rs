@@ -120,6 +120,9 @@ pub(crate) struct Context {
     shared_memory_config: AtomicU32,
     /// Contexts whose memory this one may access, by handle.
     peers: Mutex<Vec<usize>>,
+    /// What it took besides: local memory for its kernels, and its modules.
+    local_bytes: Mutex<u64>,
+    pub(crate) module_bytes: AtomicU64,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -163,7 +166,7 @@ impl Context {
         let device = process.physical(ordinal)?;
         if !process
             .machine
-            .charge_context(device, process.machine.config().context_bytes)
+            .charge_context(device, process.machine.config().context_cost())
         {
             return Err(CUresult::ERROR_OUT_OF_MEMORY);
         }
@@ -191,9 +194,65 @@ impl Context {
             cache_config: AtomicU32::new(0),
             shared_memory_config: AtomicU32::new(0),
             peers: Mutex::default(),
+            local_bytes: Mutex::default(),
+            module_bytes: AtomicU64::new(0),
         });
         process.contexts.insert(handle, Arc::clone(&context));
         Ok(context)
+    }
+
+    /// What it costs its device, without what was allocated in it.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let own = process().machine.config().context_cost();
+        own + *lock(&self.local_bytes) + self.module_bytes.load(Ordering::Acquire)
+    }
+
+    /// Makes room for the local memory of a kernel: as much as all threads that can run at once need. It only grows.
+    ///
+    /// # Errors
+    /// OUT_OF_MEMORY if the device has no room for it.
+    pub(crate) fn ensure_local(&self, bytes_per_thread: u64) -> R {
+        let stack = lock(&self.limits)
+            .iter()
+            .find(|(name, _)| *name == CU_LIMIT_STACK_SIZE.0)
+            .map_or(0, |(_, value)| *value as u64);
+        let needed = bytes_per_thread.max(stack).next_multiple_of(16) * crate::device::RESIDENT_THREADS;
+        if needed == 0 {
+            return Ok(());
+        }
+        let mut held = lock(&self.local_bytes);
+        if needed > *held {
+            let more = needed - *held;
+            let machine = process().machine;
+            let device = self.shared.device;
+            let got = machine.charge_context(device, more)
+                || (crate::pool::give_back_kept(Some(device)) && machine.charge_context(device, more));
+            if !got {
+                return Err(CUresult::ERROR_OUT_OF_MEMORY);
+            }
+            *held = needed;
+        }
+        Ok(())
+    }
+
+    /// Takes what a module costs.
+    pub(crate) fn charge_module(&self, bytes: u64) -> R {
+        if bytes == 0 {
+            return Ok(());
+        }
+        if !process().machine.charge_context(self.shared.device, bytes) {
+            return Err(CUresult::ERROR_OUT_OF_MEMORY);
+        }
+        self.module_bytes.fetch_add(bytes, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Gives back what a module cost.
+    pub(crate) fn credit_module(&self, bytes: u64) {
+        if bytes > 0 {
+            self.module_bytes.fetch_sub(bytes, Ordering::AcqRel);
+            process().machine.credit_context(self.shared.device, bytes);
+        }
     }
 
     /// Ends a context: its work stops, and everything inside is freed.
@@ -225,7 +284,7 @@ impl Context {
         process.contexts.remove(handle);
         process
             .machine
-            .credit_context(self.shared.device, process.machine.config().context_bytes);
+            .credit_context(self.shared.device, self.held_bytes());
     }
 }
 

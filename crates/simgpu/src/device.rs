@@ -12,6 +12,9 @@ const CAPABILITY: (i32, i32) = (9, 0);
 /// Where devices sit on the bus: one after the other from here.
 const FIRST_BUS: u32 = 0x17;
 
+/// How many threads can run at once: multiprocessors times threads on each.
+pub(crate) const RESIDENT_THREADS: u64 = 8 * 2048;
+
 fn bus_of(physical: u32) -> u32 {
     FIRST_BUS + physical
 }
@@ -114,6 +117,7 @@ pub(crate) fn cuDeviceGetExecAffinitySupport(
 /// What a simulated device answers; what is not here is a feature that it does not have.
 fn attribute(attribute: CUdevice_attribute, physical: u32) -> i32 {
     match attribute {
+        CU_DEVICE_ATTRIBUTE_MPS_ENABLED => i32::from(process().machine.config().mps_client_bytes > 0),
         CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED => i32::from(crate::multicast::is_supported()),
         CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X

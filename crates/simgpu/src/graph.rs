@@ -316,6 +316,7 @@ fn take_memory(nodes: &Nodes, stream: &Arc<Stream>, flags: u64) -> R {
                 }
                 memory.attach()?;
             }
+            Action::Work(Work::Kernel(launch)) => crate::launch::make_local_room(stream, launch)?,
             Action::Child(inner, _) => take_memory(inner, stream, flags)?,
             _ => {}
         }

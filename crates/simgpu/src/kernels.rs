@@ -10,6 +10,7 @@
 //! | `ebb_spin` | `u64 nanoseconds` | runs for a time |
 //! | `ebb_spin_until` | `u64 flag` | runs until the 32-bit word at `flag` is not zero |
 //! | `ebb_empty` | | does nothing |
+//! | `ebb_local` | `u64 out, u64 index` | writes the low ten bits of `index` to the 32-bit word at `out`, by way of a table in local memory (in `ptx/local.ptx`) |
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -42,6 +43,7 @@ pub(crate) enum Builtin {
     Spin,
     SpinUntil,
     Empty,
+    Local,
 }
 
 impl Builtin {
@@ -55,6 +57,7 @@ impl Builtin {
             "ebb_spin" => Self::Spin,
             "ebb_spin_until" => Self::SpinUntil,
             "ebb_empty" => Self::Empty,
+            "ebb_local" => Self::Local,
             _ => return None,
         })
     }
@@ -66,6 +69,7 @@ impl Builtin {
             Self::Check => &[8, 8, 4, 4, 8],
             Self::Saxpy => &[8, 8, 4, 8],
             Self::Sum | Self::Touch => &[8, 8, 8],
+            Self::Local => &[8, 8],
             Self::Spin | Self::SpinUntil => &[8],
             Self::Empty => &[],
         }
@@ -187,6 +191,10 @@ impl Launch {
                 }
                 std::thread::sleep(Duration::from_micros(50));
             },
+            Builtin::Local => with_span(context, a, 4, true, |at| {
+                // SAFETY: the word may be written while it is given, and is aligned.
+                unsafe { (at as *mut u32).write(b as u32 & 1023) };
+            }),
             Builtin::Empty => Ok(()),
         }
     }
@@ -195,7 +203,7 @@ impl Launch {
     fn is_aligned(&self) -> bool {
         let [a, b, c, _, e] = self.parameters;
         match self.kernel {
-            Builtin::Fill | Builtin::Touch | Builtin::SpinUntil => a % 4 == 0,
+            Builtin::Fill | Builtin::Touch | Builtin::SpinUntil | Builtin::Local => a % 4 == 0,
             Builtin::Check => a % 4 == 0 && e % 8 == 0,
             Builtin::Saxpy => a % 4 == 0 && b % 4 == 0,
             Builtin::Sum => a % 4 == 0 && c % 8 == 0,

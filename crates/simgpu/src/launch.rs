@@ -7,7 +7,7 @@ use crate::caller::Caller;
 use crate::context;
 use crate::kernels::{Launch, MAX_PARAMETERS, offsets};
 use crate::process::process;
-use crate::stream::submit;
+use crate::stream::{Stream, submit};
 use crate::work::Work;
 
 /// What a launch was asked for, however it was asked.
@@ -73,6 +73,16 @@ pub(crate) fn prepare(c: &Caller, request: &Request) -> Result<Launch, CUresult>
     })
 }
 
+/// Before a kernel runs, its context has the local memory that it needs. A launch that needs more than there was takes it here.
+pub(crate) fn make_local_room(stream: &Stream, launch: &Launch) -> R {
+    let process = process();
+    let local = process.functions.get(launch.function).map_or(0, |it| it.local);
+    match process.contexts.get(stream.context.handle) {
+        Some(context) => context.ensure_local(local),
+        None => Ok(()),
+    }
+}
+
 fn read(c: &Caller, place: *const u8, size: usize) -> Result<u64, CUresult> {
     match size {
         4 => c.get(place.cast::<u32>()).map(u64::from),
@@ -131,7 +141,12 @@ pub(crate) fn cuLaunchKernel(
             extra,
         },
     )?;
-    submit(&c.stream(hStream)?, Work::Kernel(launch)).map(drop)
+    let stream = c.stream(hStream)?;
+    stream.context.check()?;
+    if !stream.capturing.load(std::sync::atomic::Ordering::Acquire) {
+        make_local_room(&stream, &launch)?;
+    }
+    submit(&stream, Work::Kernel(launch)).map(drop)
 }
 
 pub(crate) fn cuLaunchKernelEx(

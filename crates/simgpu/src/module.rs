@@ -16,6 +16,8 @@ use crate::process::{lock, process};
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) entries: Vec<String>,
+    /// Local memory of each entry, in bytes for a thread.
+    pub(crate) local: Vec<u64>,
     /// Variables in global memory: name and bytes.
     pub(crate) globals: Vec<(String, u64)>,
 }
@@ -35,11 +37,16 @@ impl Image {
                 .take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '$'))
                 .collect();
             if !name.is_empty() {
+                let body = rest.split(".entry").next().unwrap_or("");
+                let local = body
+                    .split([';', '{', '}'])
+                    .filter_map(|statement| parse_variable(statement, ".local"));
+                image.local.push(local.map(|(_, bytes)| bytes).sum());
                 image.entries.push(name);
             }
         }
         for statement in text.split([';', '{', '}']) {
-            if let Some(global) = parse_global(statement) {
+            if let Some(global) = parse_variable(statement, ".global") {
                 image.globals.push(global);
             }
         }
@@ -62,9 +69,9 @@ fn without_comments(text: &str) -> String {
 }
 
 /// `.visible .global .align 4 .u32 name[3]` and shorter forms.
-fn parse_global(statement: &str) -> Option<(String, u64)> {
+fn parse_variable(statement: &str, space: &str) -> Option<(String, u64)> {
     let statement = statement.trim();
-    let at = statement.find(".global")?;
+    let at = statement.find(space)?;
     // Directives of the file (`.version` and so on) end with their line, not with a semicolon.
     let before = statement[..at].rsplit('\n').next().unwrap_or("");
     let directives_only = before
@@ -74,7 +81,7 @@ fn parse_global(statement: &str) -> Option<(String, u64)> {
         return None;
     }
     let mut unit = 0;
-    let mut words = statement[at + ".global".len()..].split_whitespace();
+    let mut words = statement[at + space.len()..].split_whitespace();
     while let Some(word) = words.next() {
         match word {
             ".align" => {
@@ -107,6 +114,29 @@ pub(crate) struct Module {
     /// The functions that were asked for: a name always answers the same handle.
     functions: Mutex<Vec<Arc<Function>>>,
     globals: Vec<(String, u64, u64)>,
+    /// What it was charged for besides; zero until it is loaded in earnest.
+    charged: Mutex<u64>,
+}
+
+/// Whether modules are loaded whole at once: `CUDA_MODULE_LOADING=EAGER`.
+fn is_eager() -> bool {
+    static EAGER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *EAGER.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"))
+}
+
+impl Module {
+    /// Loads it in earnest: it takes its memory, once.
+    fn load_now(&self) -> R {
+        let bytes = process().machine.config().module_bytes;
+        let mut charged = lock(&self.charged);
+        if *charged == 0
+            && let Some(context) = process().contexts.get(self.context)
+        {
+            context.charge_module(bytes)?;
+            *charged = bytes;
+        }
+        Ok(())
+    }
 }
 
 /// A kernel. The simulation runs the built-in ones; launching another is NOT_SUPPORTED.
@@ -119,6 +149,8 @@ pub(crate) struct Function {
     /// The name with a zero at its end, for those who ask.
     name: String,
     pub(crate) builtin: Option<Builtin>,
+    /// Bytes of local memory for a thread.
+    pub(crate) local: u64,
 }
 
 /// Code for all contexts.
@@ -163,7 +195,17 @@ fn load(context: &Context, image: Image) -> Result<Arc<Module>, CUresult> {
         image,
         functions: Mutex::default(),
         globals,
+        charged: Mutex::default(),
     });
+    if is_eager()
+        && let Err(code) = module.load_now()
+    {
+        module
+            .globals
+            .iter()
+            .for_each(|(_, address, _)| alloc::free_global(context, *address));
+        return Err(code);
+    }
     process().modules.insert(handle, Arc::clone(&module));
     Ok(module)
 }
@@ -212,6 +254,7 @@ pub(crate) fn cuModuleUnload(_: &Caller, hmod: CUmodule) -> R {
         .ok_or(CUresult::ERROR_INVALID_HANDLE)?;
     let context = process().contexts.get(module.context).unwrap_or(current);
     context.shared.drain();
+    context.credit_module(std::mem::take(&mut *lock(&module.charged)));
     process()
         .functions
         .remove_where(|function| function.module == module.handle);
@@ -229,9 +272,8 @@ fn function_of(
     context: usize,
     module: usize,
 ) -> Result<Arc<Function>, CUresult> {
-    if !image.entries.iter().any(|entry| entry == name) {
-        return Err(CUresult::ERROR_NOT_FOUND);
-    }
+    let index = image.entries.iter().position(|entry| entry == name);
+    let index = index.ok_or(CUresult::ERROR_NOT_FOUND)?;
     let mut known = lock(known);
     let terminated = format!("{name}\0");
     if let Some(function) = known.iter().find(|function| function.name == terminated) {
@@ -245,6 +287,7 @@ fn function_of(
         module,
         name: terminated,
         builtin,
+        local: image.local[index],
     });
     process().functions.insert(handle, Arc::clone(&function));
     known.push(Arc::clone(&function));
@@ -262,6 +305,7 @@ pub(crate) fn cuModuleGetFunction(
         .modules
         .get(hmod.0)
         .ok_or(CUresult::ERROR_INVALID_HANDLE)?;
+    module.load_now()?;
     let function = function_of(
         &module.image,
         &module.functions,
@@ -327,7 +371,14 @@ pub(crate) fn cuModuleGetGlobal_v2(
 }
 
 pub(crate) fn cuModuleGetLoadingMode(c: &Caller, mode: *mut CUmoduleLoadingMode) -> R {
-    c.put(mode, CU_MODULE_LAZY_LOADING)
+    c.put(
+        mode,
+        if is_eager() {
+            CU_MODULE_EAGER_LOADING
+        } else {
+            CU_MODULE_LAZY_LOADING
+        },
+    )
 }
 
 fn add_library(c: &Caller, library: *mut CUlibrary, image: Image) -> R {
@@ -525,7 +576,10 @@ pub(crate) fn cuFuncGetAttribute(
     attrib: CUfunction_attribute,
     hfunc: CUfunction,
 ) -> R {
-    function(hfunc.0)?;
+    let function = function(hfunc.0)?;
+    if attrib == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES {
+        return c.put(pi, function.local as i32);
+    }
     c.put(pi, attribute(attrib))
 }
 

@@ -1,18 +1,21 @@
 //! Graphs: work with dependencies, made node by node or captured, instantiated, and launched into streams.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ebb_abi::*;
 
 use crate::R;
 use crate::caller::Caller;
+use crate::conditional::{Conditional, Conditions};
 use crate::context;
 use crate::event::Event;
 use crate::graph_memory::GraphMemory;
 use crate::handles::fresh;
 use crate::process::{lock, process};
 use crate::stream::{Stream, submit, submit_now};
+use crate::user_object::Held;
 use crate::work::Work;
 
 /// A node, by its handle. Handles grow, so their order is the order of making.
@@ -29,6 +32,7 @@ pub(crate) enum Action {
     Child(Nodes, usize),
     Allocate(Arc<GraphMemory>),
     Free(Arc<GraphMemory>),
+    Conditional(Arc<Conditional>),
 }
 
 impl Action {
@@ -45,6 +49,7 @@ impl Action {
             Self::Child(..) => CU_GRAPH_NODE_TYPE_GRAPH,
             Self::Allocate(_) => CU_GRAPH_NODE_TYPE_MEM_ALLOC,
             Self::Free(_) => CU_GRAPH_NODE_TYPE_MEM_FREE,
+            Self::Conditional(_) => CU_GRAPH_NODE_TYPE_CONDITIONAL,
         }
     }
 }
@@ -63,21 +68,41 @@ pub(crate) type Nodes = BTreeMap<NodeRef, Node>;
 pub(crate) struct Graph {
     pub(crate) handle: usize,
     pub(crate) nodes: Mutex<Nodes>,
+    /// Of a clone: its nodes by those that they were made from.
+    pub(crate) twins: BTreeMap<NodeRef, NodeRef>,
+    pub(crate) conditions: Conditions,
+    /// What it was last instantiated as, by handle.
+    instance: AtomicUsize,
+    pub(crate) held: Held,
 }
 
 impl Graph {
     /// A new graph that the program can find by its handle.
     pub(crate) fn new() -> Arc<Self> {
-        Self::with(Nodes::new())
+        Self::with(Nodes::new(), BTreeMap::new(), Held::default())
     }
 
-    fn with(nodes: Nodes) -> Arc<Self> {
+    fn with(nodes: Nodes, twins: BTreeMap<NodeRef, NodeRef>, held: Held) -> Arc<Self> {
         let graph = Arc::new(Self {
             handle: fresh(),
             nodes: Mutex::new(nodes),
+            twins,
+            conditions: Conditions::default(),
+            instance: AtomicUsize::new(0),
+            held,
         });
         process().graphs.insert(graph.handle, Arc::clone(&graph));
         graph
+    }
+
+    /// Whether it has nodes for which a graph exists only once: it is not cloned, not put into another, and instantiated once at a time.
+    pub(crate) fn is_single(&self) -> bool {
+        lock(&self.nodes).values().any(|node| {
+            matches!(
+                node.action,
+                Action::Allocate(_) | Action::Free(_) | Action::Conditional(_)
+            )
+        })
     }
 
     /// Takes the handle back.
@@ -145,7 +170,10 @@ pub(crate) fn order(nodes: &Nodes) -> Option<Vec<NodeRef>> {
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) nodes: Mutex<Nodes>,
+    /// Nodes that are switched off.
+    pub(crate) off: Mutex<BTreeSet<NodeRef>>,
     pub(crate) flags: u64,
+    _held: Held,
 }
 
 pub(crate) fn find(handle: CUgraph) -> Result<Arc<Graph>, CUresult> {
@@ -186,13 +214,11 @@ pub(crate) fn cuGraphDestroy(_: &Caller, hGraph: CUgraph) -> R {
 }
 
 pub(crate) fn cuGraphClone(c: &Caller, phGraphClone: *mut CUgraph, originalGraph: CUgraph) -> R {
-    let original = lock(&find(originalGraph)?.nodes).clone();
-    if original
-        .values()
-        .any(|node| matches!(node.action, Action::Allocate(_) | Action::Free(_)))
-    {
+    let graph = find(originalGraph)?;
+    if graph.is_single() {
         return Err(CUresult::ERROR_NOT_SUPPORTED);
     }
+    let original = lock(&graph.nodes).clone();
     let names: BTreeMap<NodeRef, NodeRef> = original.keys().map(|node| (*node, NodeRef(fresh()))).collect();
     let nodes = original
         .into_iter()
@@ -211,25 +237,56 @@ pub(crate) fn cuGraphClone(c: &Caller, phGraphClone: *mut CUgraph, originalGraph
             )
         })
         .collect();
-    c.put(phGraphClone, CUgraph(Graph::with(nodes).handle))
+    c.put(
+        phGraphClone,
+        CUgraph(Graph::with(nodes, names, graph.held.again()).handle),
+    )
 }
 
-fn instantiate(c: &Caller, out: *mut CUgraphExec, graph: CUgraph, flags: u64) -> R {
-    context::current()?.shared.check()?;
-    if out.is_null() {
-        return Err(CUresult::ERROR_INVALID_VALUE);
+/// Instantiates, and says as what kind of failure it failed.
+fn instantiate(
+    c: &Caller,
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    flags: u64,
+) -> Result<(), (CUresult, CUgraphInstantiateResult)> {
+    let plain = |code| (code, CUDA_GRAPH_INSTANTIATE_ERROR);
+    let invalid = CUresult::ERROR_INVALID_VALUE;
+    let check = context::current().and_then(|context| context.shared.check());
+    check.map_err(plain)?;
+    let known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH.0
+        | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD.0
+        | CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH.0
+        | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0;
+    if out.is_null() || flags & !u64::from(known) != 0 {
+        return Err(plain(invalid));
     }
-    let nodes = lock(&find(graph)?.nodes).clone();
-    order(&nodes).ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    // No built-in kernel launches graphs from the device.
+    if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH.0) != 0 {
+        return Err(plain(CUresult::ERROR_NOT_SUPPORTED));
+    }
+    let graph = find(graph).map_err(plain)?;
+    if crate::conditional::has_unused(&graph) {
+        return Err((invalid, CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED));
+    }
+    let instance = graph.instance.load(Ordering::Acquire);
+    if graph.is_single() && process().execs.get(instance).is_some() {
+        return Err(plain(CUresult::ERROR_NOT_SUPPORTED));
+    }
+    let nodes = crate::conditional::resolve(&lock(&graph.nodes)).map_err(plain)?;
+    order(&nodes).ok_or((invalid, CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE))?;
     let handle = fresh();
     process().execs.insert(
         handle,
         Arc::new(Exec {
             nodes: Mutex::new(nodes),
+            off: Mutex::default(),
             flags,
+            _held: graph.held.again(),
         }),
     );
-    c.put(out, CUgraphExec(handle))
+    graph.instance.store(handle, Ordering::Release);
+    c.put(out, CUgraphExec(handle)).map_err(plain)
 }
 
 pub(crate) fn cuGraphInstantiateWithFlags(
@@ -238,7 +295,7 @@ pub(crate) fn cuGraphInstantiateWithFlags(
     hGraph: CUgraph,
     flags: u64,
 ) -> R {
-    instantiate(c, phGraphExec, hGraph, flags)
+    instantiate(c, phGraphExec, hGraph, flags).map_err(|(code, _)| code)
 }
 
 pub(crate) fn cuGraphInstantiate_v2(
@@ -250,7 +307,7 @@ pub(crate) fn cuGraphInstantiate_v2(
     _bufferSize: usize,
 ) -> R {
     c.put_optional(phErrorNode, CUgraphNode::NULL);
-    instantiate(c, phGraphExec, hGraph, 0)
+    cuGraphInstantiateWithFlags(c, phGraphExec, hGraph, 0)
 }
 
 pub(crate) fn cuGraphInstantiateWithParams(
@@ -260,10 +317,14 @@ pub(crate) fn cuGraphInstantiateWithParams(
     instantiateParams: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
 ) -> R {
     let mut parameters = c.get(instantiateParams.cast_const())?;
-    instantiate(c, phGraphExec, hGraph, parameters.flags)?;
+    let result = instantiate(c, phGraphExec, hGraph, parameters.flags);
     parameters.hErrNode_out = CUgraphNode::NULL;
-    parameters.result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
-    c.put(instantiateParams, parameters)
+    parameters.result_out = match result {
+        Ok(()) => CUDA_GRAPH_INSTANTIATE_SUCCESS,
+        Err((_, kind)) => kind,
+    };
+    c.put(instantiateParams, parameters)?;
+    result.map_err(|(code, _)| code)
 }
 
 pub(crate) fn cuGraphExecDestroy(_: &Caller, hGraphExec: CUgraphExec) -> R {
@@ -288,14 +349,17 @@ pub(crate) fn cuGraphLaunch(c: &Caller, hGraphExec: CUgraphExec, hStream: CUstre
     let stream = c.stream(hStream)?;
     stream.context.check()?;
     let nodes = lock(&exec.nodes).clone();
-    if stream.capturing.load(std::sync::atomic::Ordering::Acquire) {
+    if stream.capturing.load(Ordering::Acquire) {
         return crate::capture::record_action(&stream, Action::Child(nodes, 0)).map(drop);
     }
     crate::capture::check_implicit(&stream)?;
     take_memory(&nodes, &stream, exec.flags)?;
     // One node of nothing first: it takes its place behind what the stream must wait for.
     submit(&stream, Work::Empty)?;
-    run(&nodes, &stream);
+    let off = lock(&exec.off).clone();
+    run(&nodes, &off, &stream);
+    // What it holds stays until the stream has come to the end of it.
+    submit_now(&stream, [Work::Hold(exec)]);
     Ok(())
 }
 
@@ -324,15 +388,20 @@ fn take_memory(nodes: &Nodes, stream: &Arc<Stream>, flags: u64) -> R {
     Ok(())
 }
 
-fn run(nodes: &Nodes, stream: &Arc<Stream>) {
+fn run(nodes: &Nodes, off: &BTreeSet<NodeRef>, stream: &Arc<Stream>) {
     for node in order(nodes).unwrap_or_default() {
+        if off.contains(&node) {
+            continue;
+        }
         match &nodes[&node].action {
             Action::Work(work) => {
                 submit_now(stream, [work.clone()]);
             }
             Action::Record(event) => crate::event::record_in_graph(stream, event),
             Action::Wait(event) => crate::event::wait_in_graph(stream, event),
-            Action::Child(inner, _) => run(inner, stream),
+            Action::Child(inner, _) => run(inner, &BTreeSet::new(), stream),
+            // Resolved when it was instantiated.
+            Action::Conditional(_) => {}
             Action::Allocate(memory) => {
                 submit_now(stream, [Work::Attach(Arc::clone(memory))]);
             }
@@ -343,29 +412,8 @@ fn run(nodes: &Nodes, stream: &Arc<Stream>) {
     }
 }
 
-pub(crate) fn cuGraphExecUpdate_v2(
-    c: &Caller,
-    hGraphExec: CUgraphExec,
-    hGraph: CUgraph,
-    resultInfo: *mut CUgraphExecUpdateResultInfo,
-) -> R {
-    let exec = find_exec(hGraphExec)?;
-    let fresh_nodes = lock(&find(hGraph)?.nodes).clone();
-    let mut nodes = lock(&exec.nodes);
-    let same_shape = shape(&nodes) == shape(&fresh_nodes);
-    let mut info = CUgraphExecUpdateResultInfo::default();
-    if !same_shape {
-        info.result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-        c.put_optional(resultInfo, info);
-        return Err(CUresult::ERROR_GRAPH_EXEC_UPDATE_FAILURE);
-    }
-    *nodes = fresh_nodes;
-    c.put_optional(resultInfo, info);
-    Ok(())
-}
-
 /// Kinds and dependencies by position: what must be the same for an update.
-fn shape(nodes: &Nodes) -> Vec<(CUgraphNodeType, Vec<usize>)> {
+pub(crate) fn shape(nodes: &Nodes) -> Vec<(CUgraphNodeType, Vec<usize>)> {
     let position: BTreeMap<NodeRef, usize> = nodes
         .keys()
         .enumerate()

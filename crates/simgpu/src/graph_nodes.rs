@@ -58,13 +58,13 @@ fn replace(nodes: &mut Nodes, node: CUgraphNode, action: Action) -> R {
     Ok(())
 }
 
-fn replace_in_graph(node: CUgraphNode, action: Action) -> R {
+pub(crate) fn replace_in_graph(node: CUgraphNode, action: Action) -> R {
     let graph = graph_of(node)?;
     let mut nodes = lock(&graph.nodes);
     replace(&mut nodes, node, action)
 }
 
-fn replace_in_exec(exec: CUgraphExec, node: CUgraphNode, action: Action) -> R {
+pub(crate) fn replace_in_exec(exec: CUgraphExec, node: CUgraphNode, action: Action) -> R {
     let exec = find_exec(exec)?;
     let mut nodes = lock(&exec.nodes);
     replace(&mut nodes, node, action)
@@ -251,7 +251,11 @@ pub(crate) fn cuGraphAddChildGraphNode(
     numDependencies: usize,
     childGraph: CUgraph,
 ) -> R {
-    let child = lock(&find(childGraph)?.nodes).clone();
+    let child = find(childGraph)?;
+    if child.is_single() {
+        return Err(CUresult::ERROR_NOT_SUPPORTED);
+    }
+    let child = lock(&child.nodes).clone();
     add(
         c,
         phGraphNode,
@@ -375,215 +379,6 @@ pub(crate) fn memory_at(nodes: &Nodes, address: u64) -> Option<Arc<GraphMemory>>
         Action::Allocate(memory) if memory.address == address => Some(Arc::clone(memory)),
         _ => None,
     })
-}
-
-pub(crate) fn cuGraphAddDependencies(
-    c: &Caller,
-    hGraph: CUgraph,
-    from: *const CUgraphNode,
-    to: *const CUgraphNode,
-    numDependencies: usize,
-) -> R {
-    let graph = find(hGraph)?;
-    let (from, to) = (c.array(from, numDependencies)?, c.array(to, numDependencies)?);
-    let mut nodes = lock(&graph.nodes);
-    for (from, to) in from.into_iter().zip(to) {
-        let from = NodeRef(from.0);
-        if !nodes.contains_key(&from) || from.0 == to.0 {
-            return Err(INVALID);
-        }
-        let entry = nodes.get_mut(&NodeRef(to.0)).ok_or(INVALID)?;
-        if entry.after.contains(&from) {
-            return Err(INVALID);
-        }
-        entry.after.push(from);
-    }
-    Ok(())
-}
-
-pub(crate) fn cuGraphAddDependencies_v2(
-    c: &Caller,
-    hGraph: CUgraph,
-    from: *const CUgraphNode,
-    to: *const CUgraphNode,
-    _edgeData: *const CUgraphEdgeData,
-    numDependencies: usize,
-) -> R {
-    cuGraphAddDependencies(c, hGraph, from, to, numDependencies)
-}
-
-pub(crate) fn cuGraphRemoveDependencies(
-    c: &Caller,
-    hGraph: CUgraph,
-    from: *const CUgraphNode,
-    to: *const CUgraphNode,
-    numDependencies: usize,
-) -> R {
-    let graph = find(hGraph)?;
-    let (from, to) = (c.array(from, numDependencies)?, c.array(to, numDependencies)?);
-    let mut nodes = lock(&graph.nodes);
-    for (from, to) in from.into_iter().zip(to) {
-        let entry = nodes.get_mut(&NodeRef(to.0)).ok_or(INVALID)?;
-        let place = entry
-            .after
-            .iter()
-            .position(|node| node.0 == from.0)
-            .ok_or(INVALID)?;
-        entry.after.remove(place);
-    }
-    Ok(())
-}
-
-pub(crate) fn cuGraphRemoveDependencies_v2(
-    c: &Caller,
-    hGraph: CUgraph,
-    from: *const CUgraphNode,
-    to: *const CUgraphNode,
-    _edgeData: *const CUgraphEdgeData,
-    numDependencies: usize,
-) -> R {
-    cuGraphRemoveDependencies(c, hGraph, from, to, numDependencies)
-}
-
-pub(crate) fn cuGraphDestroyNode(_: &Caller, hNode: CUgraphNode) -> R {
-    let graph = graph_of(hNode)?;
-    let mut nodes = lock(&graph.nodes);
-    let gone = NodeRef(hNode.0);
-    let removed = nodes.remove(&gone);
-    for node in nodes.values_mut() {
-        node.after.retain(|other| *other != gone);
-    }
-    drop(nodes);
-    drop(removed);
-    Ok(())
-}
-
-/// Answers a list in the driver's way: a null list asks for the count; a list with more room than needed is filled up with nulls.
-fn put_list(c: &Caller, list: *mut CUgraphNode, count: *mut usize, found: &[CUgraphNode]) -> R {
-    if list.is_null() {
-        return c.put(count, found.len());
-    }
-    let room = c.get(count.cast_const())?;
-    c.put_array(list, room, found)?;
-    for index in found.len()..room {
-        c.put(list.wrapping_add(index), CUgraphNode::NULL)?;
-    }
-    c.put(count, found.len().min(room))
-}
-
-pub(crate) fn cuGraphGetNodes(
-    c: &Caller,
-    hGraph: CUgraph,
-    nodes: *mut CUgraphNode,
-    numNodes: *mut usize,
-) -> R {
-    let found: Vec<CUgraphNode> = lock(&find(hGraph)?.nodes)
-        .keys()
-        .map(|node| CUgraphNode(node.0))
-        .collect();
-    put_list(c, nodes, numNodes, &found)
-}
-
-pub(crate) fn cuGraphGetRootNodes(
-    c: &Caller,
-    hGraph: CUgraph,
-    rootNodes: *mut CUgraphNode,
-    numRootNodes: *mut usize,
-) -> R {
-    let graph = find(hGraph)?;
-    let found: Vec<CUgraphNode> = lock(&graph.nodes)
-        .iter()
-        .filter(|(_, node)| node.after.is_empty())
-        .map(|(node, _)| CUgraphNode(node.0))
-        .collect();
-    put_list(c, rootNodes, numRootNodes, &found)
-}
-
-pub(crate) fn cuGraphGetEdges(
-    c: &Caller,
-    hGraph: CUgraph,
-    from: *mut CUgraphNode,
-    to: *mut CUgraphNode,
-    numEdges: *mut usize,
-) -> R {
-    let graph = find(hGraph)?;
-    let edges: Vec<(CUgraphNode, CUgraphNode)> = lock(&graph.nodes)
-        .iter()
-        .flat_map(|(node, entry)| {
-            entry
-                .after
-                .iter()
-                .map(|other| (CUgraphNode(other.0), CUgraphNode(node.0)))
-        })
-        .collect();
-    if from.is_null() && to.is_null() {
-        return c.put(numEdges, edges.len());
-    }
-    let room = c.get(numEdges.cast_const())?;
-    let (begin, end): (Vec<_>, Vec<_>) = edges.into_iter().unzip();
-    c.put_array(from, room, &begin)?;
-    c.put_array(to, room, &end)?;
-    c.put(numEdges, begin.len().min(room))
-}
-
-pub(crate) fn cuGraphGetEdges_v2(
-    c: &Caller,
-    hGraph: CUgraph,
-    from: *mut CUgraphNode,
-    to: *mut CUgraphNode,
-    edgeData: *mut CUgraphEdgeData,
-    numEdges: *mut usize,
-) -> R {
-    cuGraphGetEdges(c, hGraph, from, to, numEdges)?;
-    zero_edges(c, edgeData, numEdges)
-}
-
-fn zero_edges(c: &Caller, edges: *mut CUgraphEdgeData, count: *mut usize) -> R {
-    if edges.is_null() {
-        return Ok(());
-    }
-    let count = c.get(count.cast_const())?;
-    c.put_array(edges, count, &vec![CUgraphEdgeData::default(); count])
-}
-
-pub(crate) fn cuGraphNodeGetDependencies(
-    c: &Caller,
-    hNode: CUgraphNode,
-    dependencies: *mut CUgraphNode,
-    numDependencies: *mut usize,
-) -> R {
-    let graph = graph_of(hNode)?;
-    let found: Vec<CUgraphNode> = lock(&graph.nodes)
-        .get(&NodeRef(hNode.0))
-        .map(|node| node.after.iter().map(|other| CUgraphNode(other.0)).collect())
-        .unwrap_or_default();
-    put_list(c, dependencies, numDependencies, &found)
-}
-
-pub(crate) fn cuGraphNodeGetDependencies_v2(
-    c: &Caller,
-    hNode: CUgraphNode,
-    dependencies: *mut CUgraphNode,
-    edgeData: *mut CUgraphEdgeData,
-    numDependencies: *mut usize,
-) -> R {
-    cuGraphNodeGetDependencies(c, hNode, dependencies, numDependencies)?;
-    zero_edges(c, edgeData, numDependencies)
-}
-
-pub(crate) fn cuGraphNodeGetDependentNodes(
-    c: &Caller,
-    hNode: CUgraphNode,
-    dependentNodes: *mut CUgraphNode,
-    numDependentNodes: *mut usize,
-) -> R {
-    let graph = graph_of(hNode)?;
-    let found: Vec<CUgraphNode> = lock(&graph.nodes)
-        .iter()
-        .filter(|(_, node)| node.after.contains(&NodeRef(hNode.0)))
-        .map(|(node, _)| CUgraphNode(node.0))
-        .collect();
-    put_list(c, dependentNodes, numDependentNodes, &found)
 }
 
 pub(crate) fn cuGraphNodeGetType(c: &Caller, hNode: CUgraphNode, type_: *mut CUgraphNodeType) -> R {
@@ -857,8 +652,35 @@ pub(crate) fn cuGraphAddNode_v2(
         CU_GRAPH_NODE_TYPE_MEM_FREE => {
             cuGraphAddMemFreeNode(c, out, graph, after, count, c.get(inside.cast::<CUdeviceptr>())?)
         }
+        CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+            let graph = find(graph)?;
+            let after = c.array(after, count)?;
+            let after: Vec<NodeRef> = after.into_iter().map(|node| NodeRef(node.0)).collect();
+            let node = crate::conditional::add(c, &graph, &after, inside)?;
+            c.put(out, CUgraphNode(node.0))
+        }
         _ => Err(CUresult::ERROR_NOT_SUPPORTED),
     }
+}
+
+/// What parameters of a kind describe, for nodes that can be changed.
+pub(crate) fn described(c: &Caller, kind: CUgraphNodeType, place: *mut u8) -> Result<Action, CUresult> {
+    let event_of = || event(c.get(place.cast::<CUevent>().cast_const())?);
+    Ok(match kind {
+        CU_GRAPH_NODE_TYPE_KERNEL => kernel(c, &c.get(place.cast_const().cast())?)?,
+        CU_GRAPH_NODE_TYPE_MEMCPY => {
+            let p = c.get(place.cast_const().cast::<CUDA_MEMCPY_NODE_PARAMS>())?;
+            Action::Work(Work::Copy(describe_3d(&p.copyParams)?))
+        }
+        CU_GRAPH_NODE_TYPE_MEMSET => memset(&c.get(place.cast_const().cast())?)?,
+        CU_GRAPH_NODE_TYPE_HOST => host(&c.get(place.cast_const().cast())?)?,
+        CU_GRAPH_NODE_TYPE_EVENT_RECORD => Action::Record(event_of()?),
+        CU_GRAPH_NODE_TYPE_WAIT_EVENT => Action::Wait(event_of()?),
+        CU_GRAPH_NODE_TYPE_MEM_ALLOC | CU_GRAPH_NODE_TYPE_MEM_FREE | CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+            return Err(CUresult::ERROR_NOT_SUPPORTED);
+        }
+        _ => return Err(INVALID),
+    })
 }
 
 pub(crate) fn cuGraphAddNode(
@@ -878,4 +700,67 @@ pub(crate) fn cuGraphAddNode(
         numDependencies,
         nodeParams,
     )
+}
+
+pub(crate) fn cuGraphKernelNodeGetParams(
+    c: &Caller,
+    hNode: CUgraphNode,
+    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1,
+) -> R {
+    let launch = read_kernel(hNode)?;
+    c.put(
+        nodeParams,
+        CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: CUfunction(launch.function),
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.block[0],
+            blockDimY: launch.block[1],
+            blockDimZ: launch.block[2],
+            sharedMemBytes: launch.shared_bytes,
+            ..CUDA_KERNEL_NODE_PARAMS_v1::default()
+        },
+    )
+}
+
+pub(crate) fn cuGraphKernelNodeSetParams(
+    c: &Caller,
+    hNode: CUgraphNode,
+    nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1,
+) -> R {
+    replace_in_graph(hNode, kernel(c, &widen(&c.get(nodeParams)?))?)
+}
+
+pub(crate) fn cuGraphExecKernelNodeSetParams(
+    c: &Caller,
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1,
+) -> R {
+    replace_in_exec(hGraphExec, hNode, kernel(c, &widen(&c.get(nodeParams)?))?)
+}
+
+fn event_in(node: CUgraphNode, pick: impl FnOnce(&Action) -> Option<usize>) -> Result<CUevent, CUresult> {
+    let wanted = read(node, pick)?;
+    let all = process()
+        .events
+        .handles_where(|event| std::ptr::from_ref(event) as usize == wanted);
+    all.first().map(|handle| CUevent(*handle)).ok_or(INVALID)
+}
+
+pub(crate) fn cuGraphEventRecordNodeGetEvent(c: &Caller, hNode: CUgraphNode, event_out: *mut CUevent) -> R {
+    let event = event_in(hNode, |action| match action {
+        Action::Record(event) => Some(Arc::as_ptr(event) as usize),
+        _ => None,
+    })?;
+    c.put(event_out, event)
+}
+
+pub(crate) fn cuGraphEventWaitNodeGetEvent(c: &Caller, hNode: CUgraphNode, event_out: *mut CUevent) -> R {
+    let event = event_in(hNode, |action| match action {
+        Action::Wait(event) => Some(Arc::as_ptr(event) as usize),
+        _ => None,
+    })?;
+    c.put(event_out, event)
 }

@@ -81,6 +81,15 @@ impl<T> Table<T> {
             .collect()
     }
 
+    /// The handles whose object passes the test, in no order.
+    pub(crate) fn handles_where(&self, test: impl Fn(&T) -> bool) -> Vec<usize> {
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        map.iter()
+            .filter(|(_, object)| test(object))
+            .map(|(handle, _)| *handle)
+            .collect()
+    }
+
     /// Takes back all handles whose object passes the test.
     pub(crate) fn remove_where(&self, test: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);

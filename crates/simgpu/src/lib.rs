@@ -26,6 +26,7 @@
 mod caller;
 mod capture;
 mod checkpoint;
+mod conditional;
 mod context;
 mod copy;
 mod copy_array;
@@ -36,8 +37,10 @@ mod export;
 mod external;
 mod faults;
 mod graph;
+mod graph_edges;
 mod graph_memory;
 mod graph_nodes;
+mod graph_update;
 mod handles;
 mod ipc;
 mod kernels;
@@ -52,6 +55,7 @@ mod process;
 mod routes;
 mod stream;
 mod texture;
+mod user_object;
 mod work;
 
 /// What a function of the interface comes to.

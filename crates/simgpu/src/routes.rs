@@ -24,6 +24,7 @@ pub(crate) use crate::checkpoint::{
     cuCheckpointProcessCheckpoint, cuCheckpointProcessGetRestoreThreadId, cuCheckpointProcessGetState,
     cuCheckpointProcessLock, cuCheckpointProcessRestore, cuCheckpointProcessUnlock,
 };
+pub(crate) use crate::conditional::cuGraphConditionalHandleCreate;
 pub(crate) use crate::context::{
     cuCtxCreate_v2, cuCtxCreate_v2 as cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy_v2,
     cuCtxDestroy_v2 as cuCtxDestroy, cuCtxDisablePeerAccess, cuCtxEnablePeerAccess, cuCtxGetApiVersion,
@@ -88,28 +89,39 @@ pub(crate) use crate::external::{
 };
 pub(crate) use crate::graph::{
     cuGraphClone, cuGraphCreate, cuGraphDestroy, cuGraphExecDestroy, cuGraphExecGetFlags,
-    cuGraphExecUpdate_v2, cuGraphInstantiate_v2, cuGraphInstantiate_v2 as cuGraphInstantiate,
-    cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams,
-    cuGraphInstantiateWithParams as cuGraphInstantiateWithParams_ptsz, cuGraphLaunch,
-    cuGraphLaunch as cuGraphLaunch_ptsz, cuGraphUpload, cuGraphUpload as cuGraphUpload_ptsz,
+    cuGraphInstantiate_v2, cuGraphInstantiate_v2 as cuGraphInstantiate, cuGraphInstantiateWithFlags,
+    cuGraphInstantiateWithParams, cuGraphInstantiateWithParams as cuGraphInstantiateWithParams_ptsz,
+    cuGraphLaunch, cuGraphLaunch as cuGraphLaunch_ptsz, cuGraphUpload, cuGraphUpload as cuGraphUpload_ptsz,
+};
+pub(crate) use crate::graph_edges::{
+    cuGraphAddDependencies, cuGraphAddDependencies_v2, cuGraphDestroyNode, cuGraphGetEdges,
+    cuGraphGetEdges_v2, cuGraphGetNodes, cuGraphGetRootNodes, cuGraphNodeGetDependencies,
+    cuGraphNodeGetDependencies_v2, cuGraphNodeGetDependentNodes, cuGraphNodeGetDependentNodes_v2,
+    cuGraphRemoveDependencies, cuGraphRemoveDependencies_v2,
 };
 pub(crate) use crate::graph_memory::{
     cuDeviceGetGraphMemAttribute, cuDeviceGraphMemTrim, cuDeviceSetGraphMemAttribute,
 };
 pub(crate) use crate::graph_nodes::{
-    cuGraphAddChildGraphNode, cuGraphAddDependencies, cuGraphAddDependencies_v2, cuGraphAddEmptyNode,
-    cuGraphAddEventRecordNode, cuGraphAddEventWaitNode, cuGraphAddHostNode, cuGraphAddKernelNode,
-    cuGraphAddKernelNode_v2, cuGraphAddMemAllocNode, cuGraphAddMemFreeNode, cuGraphAddMemcpyNode,
-    cuGraphAddMemsetNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphAddNode_v2 as cuGraphAddNode_v3,
-    cuGraphChildGraphNodeGetGraph, cuGraphDestroyNode, cuGraphExecHostNodeSetParams,
+    cuGraphAddChildGraphNode, cuGraphAddEmptyNode, cuGraphAddEventRecordNode, cuGraphAddEventWaitNode,
+    cuGraphAddHostNode, cuGraphAddKernelNode, cuGraphAddKernelNode_v2, cuGraphAddMemAllocNode,
+    cuGraphAddMemFreeNode, cuGraphAddMemcpyNode, cuGraphAddMemsetNode, cuGraphAddNode, cuGraphAddNode_v2,
+    cuGraphAddNode_v2 as cuGraphAddNode_v3, cuGraphChildGraphNodeGetGraph, cuGraphExecHostNodeSetParams,
     cuGraphExecKernelNodeSetParams_v2, cuGraphExecMemcpyNodeSetParams, cuGraphExecMemsetNodeSetParams,
-    cuGraphGetEdges, cuGraphGetEdges_v2, cuGraphGetNodes, cuGraphGetRootNodes, cuGraphHostNodeGetParams,
-    cuGraphHostNodeSetParams, cuGraphKernelNodeGetParams_v2, cuGraphKernelNodeSetParams_v2,
-    cuGraphMemAllocNodeGetParams, cuGraphMemFreeNodeGetParams, cuGraphMemcpyNodeGetParams,
-    cuGraphMemcpyNodeSetParams, cuGraphMemsetNodeGetParams, cuGraphMemsetNodeSetParams,
-    cuGraphNodeGetContainingGraph, cuGraphNodeGetDependencies, cuGraphNodeGetDependencies_v2,
-    cuGraphNodeGetDependentNodes, cuGraphNodeGetType, cuGraphRemoveDependencies,
-    cuGraphRemoveDependencies_v2,
+    cuGraphHostNodeGetParams, cuGraphHostNodeSetParams, cuGraphKernelNodeGetParams_v2,
+    cuGraphKernelNodeSetParams_v2, cuGraphMemAllocNodeGetParams, cuGraphMemFreeNodeGetParams,
+    cuGraphMemcpyNodeGetParams, cuGraphMemcpyNodeSetParams, cuGraphMemsetNodeGetParams,
+    cuGraphMemsetNodeSetParams, cuGraphNodeGetContainingGraph, cuGraphNodeGetType,
+};
+pub(crate) use crate::graph_nodes::{
+    cuGraphEventRecordNodeGetEvent, cuGraphEventWaitNodeGetEvent, cuGraphExecKernelNodeSetParams,
+    cuGraphKernelNodeGetParams, cuGraphKernelNodeSetParams,
+};
+pub(crate) use crate::graph_update::{
+    cuGraphEventRecordNodeSetEvent, cuGraphEventWaitNodeSetEvent, cuGraphExecChildGraphNodeSetParams,
+    cuGraphExecEventRecordNodeSetEvent, cuGraphExecEventWaitNodeSetEvent, cuGraphExecNodeSetParams,
+    cuGraphExecUpdate, cuGraphExecUpdate_v2, cuGraphNodeFindInClone, cuGraphNodeGetEnabled,
+    cuGraphNodeSetEnabled, cuGraphNodeSetParams, cuGraphNodeSetParams as cuGraphNodeSetParams_v2,
 };
 pub(crate) use crate::ipc::{
     cuIpcCloseMemHandle, cuIpcGetEventHandle, cuIpcGetMemHandle, cuIpcOpenEventHandle, cuIpcOpenMemHandle_v2,
@@ -206,4 +218,8 @@ pub(crate) use crate::texture::{
     cuSurfObjectCreate, cuSurfObjectDestroy, cuSurfObjectGetResourceDesc, cuTexObjectCreate,
     cuTexObjectDestroy, cuTexObjectGetResourceDesc, cuTexObjectGetResourceViewDesc,
     cuTexObjectGetTextureDesc,
+};
+pub(crate) use crate::user_object::{
+    cuGraphReleaseUserObject, cuGraphRetainUserObject, cuUserObjectCreate, cuUserObjectRelease,
+    cuUserObjectRetain,
 };

@@ -116,6 +116,8 @@ pub(crate) enum Work {
         address: u64,
         bytes: u64,
     },
+    /// Keeps what was launched until here.
+    Hold(#[expect(dead_code, reason = "kept and not read")] Arc<crate::graph::Exec>),
     /// Memory of `cuMemAlloc` that was freed in stream order.
     Release(u64),
 }
@@ -123,7 +125,7 @@ pub(crate) enum Work {
 /// Does one piece of work. An error is the context's from then on.
 pub(crate) fn run(work: &Work, context: &Shared) -> Result<(), CUresult> {
     match work {
-        Work::Empty => Ok(()),
+        Work::Empty | Work::Hold(_) => Ok(()),
         Work::Wait(stream, ticket) => {
             stream.wait_done(*ticket);
             Ok(())

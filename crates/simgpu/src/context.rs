@@ -120,10 +120,17 @@ pub(crate) struct Context {
     shared_memory_config: AtomicU32,
     /// Contexts whose memory this one may access, by handle.
     peers: Mutex<Vec<usize>>,
-    /// What it took besides: local memory for its kernels, and its modules.
+    /// What it took besides: local memory for its kernels, buffers for printing and for the device's own heap beyond their
+    /// defaults, and its modules.
     local_bytes: Mutex<u64>,
+    buffers: Mutex<[u64; 2]>,
     pub(crate) module_bytes: AtomicU64,
 }
+
+/// What limits are before the program sets them; this much is in a context's own cost.
+const DEFAULT_STACK: usize = 1 << 10;
+const DEFAULT_PRINTF: usize = 1 << 20;
+const DEFAULT_HEAP: usize = 8 << 20;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -195,6 +202,7 @@ impl Context {
             shared_memory_config: AtomicU32::new(0),
             peers: Mutex::default(),
             local_bytes: Mutex::default(),
+            buffers: Mutex::default(),
             module_bytes: AtomicU64::new(0),
         });
         process.contexts.insert(handle, Arc::clone(&context));
@@ -204,7 +212,8 @@ impl Context {
     /// What it costs its device, without what was allocated in it.
     pub(crate) fn held_bytes(&self) -> u64 {
         let own = process().machine.config().context_cost();
-        own + *lock(&self.local_bytes) + self.module_bytes.load(Ordering::Acquire)
+        let buffers: u64 = lock(&self.buffers).iter().sum();
+        own + buffers + *lock(&self.local_bytes) + self.module_bytes.load(Ordering::Acquire)
     }
 
     /// Makes room for the local memory of a kernel: as much as all threads that can run at once need. It only grows.
@@ -216,7 +225,9 @@ impl Context {
             .iter()
             .find(|(name, _)| *name == CU_LIMIT_STACK_SIZE.0)
             .map_or(0, |(_, value)| *value as u64);
-        let needed = bytes_per_thread.max(stack).next_multiple_of(16) * crate::device::RESIDENT_THREADS;
+        // The default stack is in the context's own cost.
+        let beyond = bytes_per_thread.max(stack).saturating_sub(DEFAULT_STACK as u64);
+        let needed = beyond.next_multiple_of(16) * crate::device::RESIDENT_THREADS;
         if needed == 0 {
             return Ok(());
         }
@@ -232,6 +243,20 @@ impl Context {
             }
             *held = needed;
         }
+        Ok(())
+    }
+
+    /// Gives a buffer the size that the program wants beyond its default.
+    fn resize(&self, which: usize, bytes: u64) -> R {
+        let mut buffers = lock(&self.buffers);
+        let (machine, device, held) = (process().machine, self.shared.device, buffers[which]);
+        if bytes > held && !machine.charge_context(device, bytes - held) {
+            return Err(CUresult::ERROR_OUT_OF_MEMORY);
+        }
+        if bytes < held {
+            machine.credit_context(device, held - bytes);
+        }
+        buffers[which] = bytes;
         Ok(())
     }
 
@@ -444,9 +469,9 @@ pub(crate) fn cuCtxGetLimit(c: &Caller, pvalue: *mut usize, limit: CUlimit) -> R
         .find(|(name, _)| *name == limit.0)
         .map(|(_, value)| *value);
     let value = set.unwrap_or(match limit {
-        CU_LIMIT_STACK_SIZE => 1024,
-        CU_LIMIT_PRINTF_FIFO_SIZE => 1 << 20,
-        CU_LIMIT_MALLOC_HEAP_SIZE => 8 << 20,
+        CU_LIMIT_STACK_SIZE => DEFAULT_STACK,
+        CU_LIMIT_PRINTF_FIFO_SIZE => DEFAULT_PRINTF,
+        CU_LIMIT_MALLOC_HEAP_SIZE => DEFAULT_HEAP,
         CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH => 2,
         CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT => 2048,
         CU_LIMIT_MAX_L2_FETCH_GRANULARITY => 64,
@@ -458,6 +483,11 @@ pub(crate) fn cuCtxGetLimit(c: &Caller, pvalue: *mut usize, limit: CUlimit) -> R
 
 pub(crate) fn cuCtxSetLimit(_: &Caller, limit: CUlimit, value: usize) -> R {
     let context = current()?;
+    match limit {
+        CU_LIMIT_PRINTF_FIFO_SIZE => context.resize(0, value.saturating_sub(DEFAULT_PRINTF) as u64)?,
+        CU_LIMIT_MALLOC_HEAP_SIZE => context.resize(1, value.saturating_sub(DEFAULT_HEAP) as u64)?,
+        _ => {}
+    }
     let mut limits = lock(&context.limits);
     limits.retain(|(name, _)| *name != limit.0);
     limits.push((limit.0, value));

@@ -13,8 +13,8 @@ use ebb_abi::*;
 
 const SMALL: &[(&str, &str)] = &[("EBB_SIM_MEMORY", "128Mi"), ("EBB_SIM_CONTEXT_BYTES", "0")];
 const LOCAL: &str = include_str!("../ptx/local.ptx");
-/// 4096 bytes for each of 8 times 2048 threads.
-const NEEDED: usize = 64 * MIB;
+/// 4096 bytes for each of 8 times 2048 threads, of which the context has 1024 from the start.
+const NEEDED: usize = 48 * MIB;
 
 fn local(cuda: &Cuda) -> (CUmodule, CUfunction) {
     let (mut module, mut function) = (CUmodule::NULL, CUfunction::NULL);
@@ -45,7 +45,17 @@ fn bug_116_a_launch_takes_local_memory() {
         // A stack that the program wants larger is the same thing.
         ok(cuda.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 6144));
         ok(cuda.launch(function, NO_STREAM, &[out.0, 5]));
-        assert_eq!(cuda.free_bytes(), before - NEEDED / 2 * 3);
+        assert_eq!(cuda.free_bytes(), before - 80 * MIB);
+        // So are larger buffers, at once, and smaller ones give it back.
+        ok(cuda.cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 5 * MIB));
+        ok(cuda.cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 12 * MIB));
+        assert_eq!(cuda.free_bytes(), before - 88 * MIB);
+        assert_eq!(
+            cuda.cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 200 * MIB),
+            CUresult::ERROR_OUT_OF_MEMORY
+        );
+        ok(cuda.cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB));
+        assert_eq!(cuda.free_bytes(), before - 84 * MIB);
         // It goes with the context.
         ok(cuda.cuDevicePrimaryCtxReset_v2(CUdevice(0)));
         assert_eq!(machine.usage(0).used, 0);
@@ -57,7 +67,7 @@ fn a_launch_without_room_for_local_memory() {
     alone("a_launch_without_room_for_local_memory", SMALL, |cuda| {
         let out = cuda.alloc(4);
         let (_, function) = local(cuda);
-        let rest = cuda.alloc(80 * MIB);
+        let rest = cuda.alloc(90 * MIB);
         assert_eq!(
             cuda.launch(function, NO_STREAM, &[out.0, 1]),
             CUresult::ERROR_OUT_OF_MEMORY

@@ -20,6 +20,7 @@ pub(crate) const KNOWN: &[Known] = &[
     Known {
         names: &["pool.threshold_keeps_memory"],
         modes: &[Mode::Evicting],
+        sometimes: true,
         why: "what a pool only keeps is given back before anything is released",
     },
     Known {

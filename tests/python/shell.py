@@ -16,7 +16,7 @@ def numbers(value):
         return []
     if isinstance(value, (list, tuple)):
         return [number for part in value for number in numbers(part)]
-    return [int(value)]
+    return [int(value)] if isinstance(value, (int, bool)) else []
 
 
 for line in sys.stdin:

@@ -22,10 +22,9 @@ fn uuid(snapshot: &Snapshot, n: usize) -> DeviceUuid {
 
 /// What a process has on the `n`-th card.
 fn on(snapshot: &Snapshot, program: &Program, n: usize) -> ProcessRow {
-    let rows = snapshot.tasks.iter().flat_map(|task| &task.processes);
-    rows.filter(|row| row.pid == program.pid() && row.device == Some(uuid(snapshot, n)))
+    let mut rows = snapshot.tasks.iter().flat_map(|task| &task.processes);
+    rows.find(|row| row.pid == program.pid() && row.device == Some(uuid(snapshot, n)))
         .cloned()
-        .next()
         .unwrap_or_else(|| panic!("{} is not on card {n}: {snapshot:#?}", program.pid()))
 }
 

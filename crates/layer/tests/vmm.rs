@@ -138,6 +138,9 @@ fn rights_of_another_device_come_back_too() {
         assert!(daemon.evict() >= 8 << 20);
         assert_eq!(program.say("check"), first);
         daemon.restored();
+        daemon.evict();
+        assert_eq!(program.say("kernel"), "wrong 0", "a kernel of the other device");
+        daemon.restored();
     }
     program.finish();
 }

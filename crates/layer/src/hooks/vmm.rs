@@ -210,6 +210,19 @@ pub(crate) unsafe extern "C-unwind" fn cuMemSetAccess(
     if !is_mapped(ptr, size) {
         return call();
     }
+    if !desc.is_null() {
+        // A device that the program has not used yet, and whose kernels will reach this memory: known from now on.
+        with(|running| {
+            // SAFETY: the program's list, which the driver is about to read.
+            for one in unsafe { core::slice::from_raw_parts(desc, count) } {
+                let device = CUdevice(one.location.u.cast_signed());
+                if one.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE && running.index_of(device).is_none() {
+                    running.attach(device, None);
+                }
+            }
+            Some(())
+        });
+    }
     inside(|| {
         let result = call();
         if result.is_success() && count > 0 {

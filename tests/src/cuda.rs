@@ -16,6 +16,7 @@ type Result<T> = std::result::Result<T, CudaError>;
 #[derive(Debug)]
 pub struct Cuda {
     library: *mut c_void,
+    device: u32,
     fill: usize,
     check: usize,
     spin: usize,
@@ -47,6 +48,7 @@ impl Cuda {
         }
         let mut cuda = Self {
             library,
+            device: u32::try_from(device).unwrap_or(0),
             fill: 0,
             check: 0,
             spin: 0,
@@ -138,9 +140,9 @@ impl Cuda {
 
     /// One handle, mapped with access, and released: its mapping keeps it.
     fn map_one(&self, at: u64, size: u64) -> Result<()> {
-        // Pinned, exportable by a descriptor, on device 0; and that device reads and writes.
-        let props: [u32; 8] = [1, 1, 1, 0, 0, 0, 0, 0];
-        let access: [u32; 3] = [1, 0, 3];
+        // Pinned, exportable by a descriptor, on our device; and that device reads and writes.
+        let props: [u32; 8] = [1, 1, 1, self.device, 0, 0, 0, 0];
+        let access: [u32; 3] = [1, self.device, 3];
         let mut handle = 0u64;
         call!(self, "cuMemCreate"(&raw mut handle => *mut u64, size => u64, props.as_ptr() => *const u32, 0 => u64))?;
         let mapped = call!(self, "cuMemMap"(at => u64, size => u64, 0 => usize, handle => u64, 0 => u64));

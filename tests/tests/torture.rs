@@ -1,5 +1,5 @@
-//! Ten processes that allocate, map memory by themselves, free, launch, copy, idle, fork and die at random on a card that holds a third of what they
-//! want. `EBB_SEED` repeats a run, `EBB_TORTURE_SECONDS` (60) makes it longer.
+//! Ten processes that allocate, plainly and in stream order, map memory by themselves, free, launch, copy, idle, fork and die at
+//! random on two cards that hold a third of what they want. `EBB_SEED` repeats a run, `EBB_TORTURE_SECONDS` (60) makes it longer.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,17 @@ struct Block {
     size: u64,
     value: u64,
     by_copy: bool,
+    kind: Kind,
+}
+
+/// Where a block comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Plain,
     /// Mapped by the program itself.
-    mapped: bool,
+    Mapped,
+    /// In stream order.
+    Ordered,
 }
 
 /// One program and what its memory must hold.
@@ -32,9 +41,11 @@ fn pick(rng: &mut Pcg64Mcg, n: u64) -> u64 {
 }
 
 impl Actor {
-    fn start(stage: &Stage) -> Self {
+    fn start(stage: &Stage, card: u64) -> Self {
+        let mut program = stage.run(&["--idle-release", "300ms"]);
+        program.ok(&format!("open {card}"));
         Self {
-            program: stage.run(&["--idle-release", "300ms"]),
+            program,
             blocks: Vec::new(),
             next: 0,
         }
@@ -46,7 +57,7 @@ impl Actor {
 
     /// One random step; everything that is read back must be right.
     fn step(&mut self, rng: &mut Pcg64Mcg) {
-        let share = CARD * 3 / 10; // ten of these want three times the card
+        let share = CARD * 3 / 5; // five of these want three times their card
         match pick(rng, 10) {
             0..=2 => {
                 let words = if pick(rng, 3) == 0 { 4096 } else { 6 << 18 };
@@ -55,8 +66,11 @@ impl Actor {
                     let name = format!("m{}", self.next);
                     let value = rng.next_u64() % 1_000_000;
                     self.next += 1;
-                    let mapped = pick(rng, 3) == 0;
-                    let alloc = if mapped { "mapalloc" } else { "alloc" };
+                    let (kind, alloc) = [
+                        (Kind::Plain, "alloc"),
+                        (Kind::Mapped, "mapalloc"),
+                        (Kind::Ordered, "asyncalloc"),
+                    ][usize::try_from(pick(rng, 3)).unwrap()];
                     match self.program.say(&format!("{alloc} {name} {size}")) {
                         Reply::Ok(_) => {
                             let by_copy = size < 1 << 20 && pick(rng, 2) == 0;
@@ -64,14 +78,14 @@ impl Actor {
                             self.program.ok(&format!("{verb} {name} {value}"));
                             self.blocks.push(Block {
                                 name,
-                                size: if mapped {
+                                size: if kind == Kind::Mapped {
                                     size.next_multiple_of(2 << 20)
                                 } else {
                                     size
                                 },
                                 value,
                                 by_copy,
-                                mapped,
+                                kind,
                             });
                         }
                         Reply::Err(code) => {
@@ -83,7 +97,11 @@ impl Actor {
             3 if !self.blocks.is_empty() => {
                 let at = usize::try_from(pick(rng, self.blocks.len() as u64)).unwrap();
                 let block = self.blocks.swap_remove(at);
-                let free = if block.mapped { "mapfree" } else { "free" };
+                let free = match block.kind {
+                    Kind::Plain => "free",
+                    Kind::Mapped => "mapfree",
+                    Kind::Ordered => "asyncfree",
+                };
                 self.program.ok(&format!("{free} {}", block.name));
             }
             4..=7 if !self.blocks.is_empty() => {
@@ -125,6 +143,7 @@ fn ten_programs_on_a_third_of_the_memory_they_want() {
     let mut rng = Pcg64Mcg::new(u128::from(seed) | 1);
     let stage = Stage::new(Options {
         card: Bytes(CARD),
+        devices: 2,
         context: Bytes::mib(2),
         config: "[policy]\nmin_turn = \"50ms\"\nidle_after = \"100ms\"\n".into(),
         ..Options::default()
@@ -133,10 +152,10 @@ fn ten_programs_on_a_third_of_the_memory_they_want() {
     let seeds: Vec<u64> = (0..10).map(|_| rng.next_u64()).collect();
     let end = Instant::now() + Duration::from_secs(seconds);
     std::thread::scope(|scope| {
-        for actor_seed in seeds {
+        for (card, actor_seed) in [0, 1].into_iter().cycle().zip(seeds) {
             scope.spawn(move || {
                 let mut rng = Pcg64Mcg::new(u128::from(actor_seed) | 1);
-                let mut actor = Actor::start(stage);
+                let mut actor = Actor::start(stage, card);
                 let mut steps = 0u64;
                 while Instant::now() < end {
                     actor.step(&mut rng);
@@ -144,7 +163,7 @@ fn ten_programs_on_a_third_of_the_memory_they_want() {
                     match pick(&mut rng, 60) {
                         0 => {
                             actor.program.kill(); // and another one takes its place
-                            actor = Actor::start(stage);
+                            actor = Actor::start(stage, card);
                         }
                         1 => std::thread::sleep(Duration::from_millis(pick(&mut rng, 500))),
                         _ => {}

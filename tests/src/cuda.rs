@@ -35,6 +35,10 @@ macro_rules! call {
     }};
 }
 
+mod sharing;
+
+pub use sharing::{Attribute, IpcHandle};
+
 impl Cuda {
     /// Opens the driver, makes a context on `device` and loads the kernels.
     ///

@@ -10,7 +10,7 @@ mod program;
 mod stage;
 
 pub use artefacts::Artefacts;
-pub use cuda::{Cuda, CudaError, KERNELS};
+pub use cuda::{Attribute, Cuda, CudaError, IpcHandle, KERNELS};
 pub use look::Look;
 pub use program::{Program, Reply};
 pub use stage::{Options, Stage, ledger_of};

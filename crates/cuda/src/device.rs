@@ -1,6 +1,7 @@
 //! [`CudaDevice`]: [`DeviceMemory`] by the driver's calls.
 
 use core::ffi::c_void;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use ebb_abi::*;
@@ -8,6 +9,7 @@ use ebb_device::{DeviceError, DeviceMemory, Direction, Grant, Handle, HostAddr, 
 use ebb_units::{Bytes, DeviceUuid};
 
 use crate::maps::Maps;
+use crate::options::{Extras, Options};
 use crate::{DriverTable, Scope, check};
 
 /// What the driver says about a device.
@@ -65,10 +67,10 @@ impl DeviceFacts {
 /// `access` (so that a peer which joins misses no range); neither waits for the GPU.
 #[derive(Debug)]
 pub struct CudaDevice {
-    table: Arc<DriverTable>,
-    device: CUdevice,
+    pub(crate) table: Arc<DriverTable>,
+    pub(crate) device: CUdevice,
     granularity: u64,
-    rdma: bool,
+    options: Options,
     /// The program's contexts on this device; calls are made in the first.
     contexts: RwLock<Vec<CUcontext>>,
     lanes: Mutex<Lanes>,
@@ -109,22 +111,24 @@ impl CudaDevice {
             table,
             device,
             granularity: 0,
-            rdma: facts.rdma,
+            options: Options::new(facts.rdma),
             contexts: RwLock::new(context.into_iter().collect()),
             lanes: Mutex::default(),
             access: Mutex::default(),
         };
         let mut granularity = 0usize;
-        let prop = this.prop();
-        // SAFETY: valid places for the question and the answer.
-        let answer = unsafe {
-            this.table.cuMemGetAllocationGranularity(
-                &raw mut granularity,
-                &raw const prop,
-                CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-            )
-        };
-        check("cuMemGetAllocationGranularity", answer)?;
+        this.options.with(|extras| {
+            let prop = this.prop(extras);
+            // SAFETY: valid places for the question and the answer.
+            let answer = unsafe {
+                this.table.cuMemGetAllocationGranularity(
+                    &raw mut granularity,
+                    &raw const prop,
+                    CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+                )
+            };
+            check("cuMemGetAllocationGranularity", answer)
+        })?;
         this.granularity = granularity as u64;
         if !this.granularity.is_power_of_two() {
             return Err(DeviceError::Driver {
@@ -182,20 +186,48 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn prop(&self) -> CUmemAllocationProp {
+    /// Takes the access of another device away again, on everything.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; it may still have access to some of it, but gets none to anything new.
+    pub fn remove_peer(&self, peer: CUdevice) -> Result<(), DeviceError> {
+        let mut access = self.access();
+        if !access.peers.contains(&peer) {
+            return Ok(());
+        }
+        access.peers.retain(|known| *known != peer);
+        let _scope = self.scope()?;
+        for (addr, size) in access.maps.accessible() {
+            self.access_for(addr, size, &[peer], CU_MEM_ACCESS_FLAGS_PROT_NONE)?;
+        }
+        Ok(())
+    }
+
+    /// What the driver refused to make memory with, in words; empty if nothing.
+    #[must_use]
+    pub fn lacks(&self) -> &'static str {
+        self.options.lacks()
+    }
+
+    fn prop(&self, extras: Extras) -> CUmemAllocationProp {
         let mut prop = CUmemAllocationProp {
             type_: CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: if extras.export {
+                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            } else {
+                CU_MEM_HANDLE_TYPE_NONE
+            },
             location: location(self.device),
             ..CUmemAllocationProp::default()
         };
         // The bytes of the flags: compression, gpuDirectRDMACapable, usage (2 bytes), reserved.
-        prop.allocFlags[0] = u16::from_ne_bytes([0, u8::from(self.rdma)]);
+        prop.allocFlags[0] = u16::from_ne_bytes([0, u8::from(extras.rdma)]);
         prop
     }
 
     /// For calls that belong to the process, not to a context: the driver needs none for them, and if there is one, it
     /// is made current all the same, since not every driver keeps to that.
-    fn scope(&self) -> Result<Option<Scope<'_>>, DeviceError> {
+    pub(crate) fn scope(&self) -> Result<Option<Scope<'_>>, DeviceError> {
         match self.first_context() {
             Ok((scope, _)) => Ok(Some(scope)),
             Err(DeviceError::Gone) => Ok(None),
@@ -264,13 +296,28 @@ impl CudaDevice {
         *lanes = Lanes::default();
     }
 
-    /// The caller holds a [`Scope`].
-    fn set_access_for(&self, addr: u64, size: u64, devices: &[CUdevice]) -> Result<(), DeviceError> {
+    /// Read and write. The caller holds a [`Scope`].
+    pub(crate) fn set_access_for(
+        &self,
+        addr: u64,
+        size: u64,
+        devices: &[CUdevice],
+    ) -> Result<(), DeviceError> {
+        self.access_for(addr, size, devices, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    }
+
+    fn access_for(
+        &self,
+        addr: u64,
+        size: u64,
+        devices: &[CUdevice],
+        flags: CUmemAccess_flags,
+    ) -> Result<(), DeviceError> {
         let descriptions: Vec<CUmemAccessDesc> = devices
             .iter()
             .map(|&device| CUmemAccessDesc {
                 location: location(device),
-                flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                flags,
             })
             .collect();
         // SAFETY: the descriptions are valid for their count. The driver checks the range.
@@ -348,14 +395,38 @@ impl DeviceMemory for CudaDevice {
     fn create(&self, size: u64) -> Result<Handle, DeviceError> {
         let _scope = self.scope()?;
         let mut handle = CUmemGenericAllocationHandle::NULL;
-        let prop = self.prop();
-        // SAFETY: valid places for the properties and the answer.
-        let answer = unsafe {
-            self.table
-                .cuMemCreate(&raw mut handle, Bytes(size).to_usize(), &raw const prop, 0)
-        };
-        check("cuMemCreate", answer)?;
+        self.options.with(|extras| {
+            let prop = self.prop(extras);
+            // SAFETY: valid places for the properties and the answer.
+            let answer = unsafe {
+                self.table
+                    .cuMemCreate(&raw mut handle, Bytes(size).to_usize(), &raw const prop, 0)
+            };
+            check("cuMemCreate", answer)
+        })?;
         Ok(Handle(handle.0))
+    }
+
+    fn export(&self, handle: Handle) -> Result<OwnedFd, DeviceError> {
+        let _scope = self.scope()?;
+        let mut fd: i32 = -1;
+        // SAFETY: a valid place for a descriptor's number, which is what this kind of handle is.
+        check("cuMemExportToShareableHandle", unsafe {
+            self.table.cuMemExportToShareableHandle(
+                (&raw mut fd).cast(),
+                CUmemGenericAllocationHandle(handle.0),
+                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                0,
+            )
+        })?;
+        if fd < 0 {
+            return Err(DeviceError::Driver {
+                code: CUresult::ERROR_OPERATING_SYSTEM.0,
+                call: "cuMemExportToShareableHandle",
+            });
+        }
+        // SAFETY: `from_raw_fd` needs an open descriptor that nobody else owns: the driver made it for this call.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     fn release(&self, handle: Handle) -> Result<(), DeviceError> {

@@ -4,11 +4,14 @@
 //! behind its hooks; a test: a library that it opened). [`CudaDevice`] is [`ebb_device::DeviceMemory`] over it.
 
 mod device;
+mod import;
 mod maps;
+mod options;
 mod scope;
 mod table;
 
 pub use device::{CudaDevice, DeviceFacts, props_of};
+pub use import::Imported;
 pub use scope::Scope;
 pub use table::DriverTable;
 

@@ -82,6 +82,10 @@ table! {
     cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const CUmemAllocationProp, option: CUmemAllocationGranularity_flags);
     /// Makes physical memory.
     cuMemCreate(handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp, flags: u64);
+    /// A descriptor of a handle's memory.
+    cuMemExportToShareableHandle(shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: u64);
+    /// A handle of the memory behind a descriptor.
+    cuMemImportFromShareableHandle(handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType);
     /// Gives a handle back.
     cuMemRelease(handle: CUmemGenericAllocationHandle);
     /// Maps a handle.

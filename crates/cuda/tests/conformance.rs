@@ -93,6 +93,7 @@ fn child() {
     let fill_up = std::env::var_os("EBB_SIM_DIR").is_some();
     let host = Memory::default();
     conformance::run(&device, &host, facts.total.0 / 2, fill_up);
+    shares(&cuda, &host);
     // From a thread that has no context, and leaving none behind.
     std::thread::scope(|scope| {
         scope
@@ -119,6 +120,46 @@ fn child() {
         Err(ebb_device::DeviceError::Gone)
     );
     println!("conformance passed");
+}
+
+/// Pieces of memory leave by their descriptors and appear at one range elsewhere; each holds the memory by itself.
+fn shares(cuda: &Arc<CudaDevice>, host: &Memory) {
+    use conformance::Host;
+    use ebb_device::Direction;
+    use std::os::fd::AsFd;
+    let g = cuda.granularity();
+    assert_eq!(cuda.lacks(), "");
+    let at = cuda.reserve(3 * g, g).expect("reserve");
+    let mut fds = Vec::new();
+    for (piece, len) in [(0, g), (g, 2 * g)] {
+        let handle = cuda.create(len).expect("create");
+        cuda.map(at + piece, len, handle).expect("map");
+        fds.push((cuda.export(handle).expect("export"), len));
+        cuda.release(handle).expect("release");
+    }
+    cuda.set_access(at, 3 * g).expect("set_access");
+    let mut imported = ebb_cuda::Imported::reserve(Arc::clone(cuda), 3 * g).expect("reserve");
+    assert!(imported.is_empty() && imported.base() != at && imported.len() == 3 * g);
+    for (fd, len) in &fds {
+        imported.add(fd.as_fd(), *len).expect("import");
+    }
+    assert!(imported.add(fds[0].0.as_fd(), g).is_err(), "it is full");
+    imported.give_access(&[]).expect("access");
+    drop(fds);
+    let here = host.memory(3 * g);
+    host.fill(here, 3 * g, 1);
+    cuda.copy_in(at, here, 3 * g).expect("copy");
+    cuda.wait(cuda.mark(Direction::In).expect("mark")).expect("wait");
+    // The one who made it is gone.
+    for (piece, len) in [(0, g), (g, 2 * g)] {
+        cuda.unmap(at + piece, len).expect("unmap");
+    }
+    cuda.free_reservation(at, 3 * g).expect("free_reservation");
+    host.fill(here, 3 * g, 2);
+    cuda.copy_out(here, imported.base(), 3 * g).expect("copy");
+    cuda.wait(cuda.mark(Direction::Out).expect("mark")).expect("wait");
+    assert!(host.holds(here, 3 * g, 1));
+    imported.close().expect("close");
 }
 
 fn run_child(driver: &Path, environment: &[(&str, &str)]) {

@@ -12,7 +12,7 @@ pub mod conformance;
 pub mod fake;
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ebb_units::Bytes;
 
@@ -108,6 +108,9 @@ impl DeviceError {
     }
 }
 
+/// The driver's code for what it cannot do.
+const NOT_SUPPORTED: u32 = 801;
+
 /// One GPU's memory, as this process sees it.
 ///
 /// Calls may come from any thread, several at once, and none may need a current context from its caller or leave
@@ -161,6 +164,19 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`DeviceError`].
     fn set_access(&self, addr: u64, size: u64) -> Result<(), DeviceError>;
+
+    /// A descriptor of a handle's memory, for another process. The memory lives as long as any descriptor, handle or
+    /// mapping of it. Memory that was not made for this has none.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    fn export(&self, handle: Handle) -> Result<OwnedFd, DeviceError> {
+        let _ = handle;
+        Err(DeviceError::Driver {
+            code: NOT_SUPPORTED,
+            call: "export",
+        })
+    }
 
     /// Enqueues a copy to the host on the stream of [`Direction::Out`].
     ///

@@ -18,6 +18,7 @@ use crate::events::Events;
 use crate::gate::Gate;
 use crate::link::Link;
 use crate::reach::Reach;
+use crate::share::Share;
 use crate::streamed::Streamed;
 use crate::vmm::Vmm;
 
@@ -78,6 +79,7 @@ pub(crate) struct Core {
     pub(crate) vmm: Vmm,
     pub(crate) link: Link,
     pub(crate) streamed: Streamed,
+    pub(crate) share: Share,
     pub(crate) events: Events,
     captures: Mutex<u32>,
     captures_changed: Condvar,
@@ -99,6 +101,7 @@ impl Core {
             vmm: Vmm::default(),
             link: Link::new(),
             streamed: Streamed::default(),
+            share: Share::default(),
             events: Events::new(config.log.clone()),
             captures: Mutex::new(0),
             captures_changed: Condvar::new(),
@@ -181,6 +184,7 @@ impl Core {
         self.exit();
         self.link.ring();
         self.arena.ring();
+        self.share.ring();
     }
 
     pub(crate) fn is_closed(&self) -> bool {

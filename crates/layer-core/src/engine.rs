@@ -422,6 +422,22 @@ impl Engine {
         })
     }
 
+    /// All live allocations, by device and id.
+    #[must_use]
+    pub fn live_ids(&self) -> std::collections::HashSet<(usize, u64)> {
+        if self.core.is_child() {
+            return std::collections::HashSet::new();
+        }
+        let devices = self.core.devices();
+        devices
+            .iter()
+            .flat_map(|device| {
+                let ids: Vec<u64> = device.lock().pool.live().map(|live| live.tag.id).collect();
+                ids.into_iter().map(|id| (device.index, id))
+            })
+            .collect()
+    }
+
     /// Whether an address lies in a range of ours, allocated or not.
     #[must_use]
     pub fn contains(&self, ptr: u64) -> bool {

@@ -3,7 +3,7 @@
 //! * [`gate`]: every call that may make the GPU use memory passes it, and it can be closed.
 //! * `pool`: books of one device: addresses, chunks, lease. `steps`: driver calls that happen as a whole or not at all.
 //! * `pins`: what must stay on the card, and why. `residency`: a device's memory leaves the card and comes back; one owner thread per device.
-//! * `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
+//! * `share`: memory that several processes have open. `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
 //! * `streamed`: stream-ordered allocation out of the pool. [`engine`]: what the hooks call.
 //!   [`world`]: what a process without an engine asks.
 //!
@@ -30,6 +30,7 @@ mod quiet;
 mod reach;
 mod report;
 mod residency;
+mod share;
 mod steps;
 mod streamed;
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub use engine::{Allocation, Engine, ExternalKind, MemInfo};
 pub use error::{AllocError, FreeError, TouchError};
 pub use gate::{DeviceSet, Gate, Knock};
 pub use pins::{PinError, PinId, PinReason};
+pub use share::{Opening, Piece, ShareError, ShareHandle};
 pub use streamed::{
     Fence, FenceState, Fences, PoolError, PoolFacts, PoolFigures, StreamKey, Waited, WhichPool,
 };

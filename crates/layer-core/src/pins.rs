@@ -92,6 +92,8 @@ pub(crate) enum Held {
     Span(u64),
     /// A handle of the program's own virtual memory, by its number.
     Handle(u64),
+    /// Memory that was freed here and is still open elsewhere, by a number of its own.
+    Lent(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -108,6 +110,10 @@ pub(crate) struct Pins {
     last: u64,
     pins: BTreeMap<u64, Pin>,
     counts: BTreeMap<Held, u32>,
+    /// Bytes of what is lent.
+    lent: BTreeMap<u64, u64>,
+    /// Spans that other processes opened have a number, by which they know them.
+    numbers: BTreeMap<u64, u64>,
 }
 
 impl Pins {
@@ -121,26 +127,68 @@ impl Pins {
         self.last
     }
 
-    /// Takes a pin off. `true` if something may move now that could not before.
-    pub(crate) fn remove(&mut self, number: u64) -> bool {
+    /// Takes a pin off. Whether something may move now that could not before, and how many lent bytes are gone.
+    pub(crate) fn remove(&mut self, number: u64) -> (bool, u64) {
         let Some(pin) = self.pins.remove(&number) else {
-            return false;
+            return (false, 0);
         };
-        let mut freed = false;
+        let (mut freed, mut back) = (false, 0);
         for held in pin.on {
             if let Some(count) = self.counts.get_mut(&held) {
                 *count -= 1;
                 if *count == 0 {
                     self.counts.remove(&held);
                     freed = true;
+                    if let Held::Lent(number) = held {
+                        back += self.lent.remove(&number).unwrap_or(0);
+                    }
                 }
             }
         }
-        freed
+        (freed, back)
+    }
+
+    /// A span of `len` bytes is freed here. If other processes have it open, it is lent from now on: `true`.
+    pub(crate) fn lend(&mut self, base: u64, len: u64) -> bool {
+        let span = Held::Span(base);
+        let open = |pin: &Pin| pin.reason == PinReason::LegacyIpc && pin.on.contains(&span);
+        let holders = self.pins.values().filter(|pin| open(pin)).count();
+        if holders == 0 {
+            return false;
+        }
+        self.last += 1;
+        let lent = Held::Lent(self.last);
+        for pin in self.pins.values_mut().filter(|pin| open(pin)) {
+            pin.on
+                .iter_mut()
+                .filter(|held| **held == span)
+                .for_each(|held| *held = lent);
+        }
+        self.counts
+            .insert(lent, u32::try_from(holders).unwrap_or(u32::MAX));
+        self.lent.insert(self.last, len);
+        true
+    }
+
+    /// The number of a span: the same as long as it lives, and never another's.
+    pub(crate) fn number_of(&mut self, base: u64) -> u64 {
+        let last = &mut self.last;
+        *self.numbers.entry(base).or_insert_with(|| {
+            *last += 1;
+            *last
+        })
+    }
+
+    /// Bytes of what is lent.
+    pub(crate) fn lent_bytes(&self, number: u64) -> u64 {
+        self.lent.get(&number).copied().unwrap_or(0)
     }
 
     /// The memory is gone, and with it what lay on it. `true` if something did.
     pub(crate) fn forget(&mut self, held: Held) -> bool {
+        if let Held::Span(base) = held {
+            self.numbers.remove(&base);
+        }
         if self.counts.remove(&held).is_none() {
             return false;
         }
@@ -205,10 +253,7 @@ impl Engine {
         let number = state.pool.pins.add(on, reason, String::new());
         drop(state);
         self.core.link.poke();
-        Ok(PinId {
-            device: device.index,
-            number,
-        })
+        Ok(PinId::new(device.index, number))
     }
 
     /// Takes a pin off. One whose memory was freed is gone already.
@@ -235,8 +280,10 @@ pub(crate) fn unpin(core: &Core, pin: PinId) {
     let Some(device) = core.device(pin.device) else {
         return;
     };
-    let freed = device.lock().pool.pins.remove(pin.number);
+    let freed = device.lock().pool.unpin(pin.number);
     if freed {
+        // What was lent is free: an allocation may wait for just this.
+        device.wake();
         core.link.poke();
     }
 }
@@ -255,9 +302,9 @@ mod tests {
         let sums = pins.by_reason(|_| 10);
         assert_eq!(sums["legacy IPC (opened by pid 7)"], 10);
         assert_eq!(sums["dma-buf"], 10, "what has two reasons counts once");
-        assert!(!pins.remove(ipc), "another reason is left");
+        assert_eq!(pins.remove(ipc), (false, 0), "another reason is left");
         assert!(pins.is_held(a));
-        assert!(pins.remove(both) && !pins.remove(both));
+        assert_eq!((pins.remove(both), pins.remove(both)), ((true, 0), (false, 0)));
         assert_eq!(pins.held().count(), 0);
     }
 
@@ -268,6 +315,27 @@ mod tests {
         let one = pins.add(vec![a, b], PinReason::Multicast, String::new());
         assert!(pins.forget(a) && !pins.forget(a));
         assert!(!pins.is_held(a) && pins.is_held(b));
-        assert!(pins.remove(one) && !pins.is_held(b));
+        assert!(pins.remove(one).0 && !pins.is_held(b));
+    }
+
+    #[test]
+    fn what_others_have_open_is_lent_until_the_last_has_closed_it() {
+        let mut pins = Pins::default();
+        let number = pins.number_of(4096);
+        assert_eq!(pins.number_of(4096), number);
+        let open = |pins: &mut Pins| pins.add(vec![Held::Span(4096)], PinReason::LegacyIpc, String::new());
+        let (one, two) = (open(&mut pins), open(&mut pins));
+        pins.add(vec![Held::Span(4096)], PinReason::DmaBuf, String::new());
+        assert!(pins.lend(4096, 100) && pins.forget(Held::Span(4096)));
+        assert!(!pins.is_held(Held::Span(4096)));
+        assert_eq!(
+            pins.by_reason(|_| 7).len(),
+            1,
+            "who had it otherwise has nothing any more"
+        );
+        assert_ne!(pins.number_of(4096), number, "another span");
+        assert_eq!(pins.remove(one), (false, 0));
+        assert_eq!(pins.remove(two), (true, 100));
+        assert!(!pins.lend(4096, 100));
     }
 }

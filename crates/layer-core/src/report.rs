@@ -138,6 +138,13 @@ fn write(core: &Core, total: u64, events: &[(std::time::Duration, String)]) -> S
         json.number("arriving", sums.arriving);
         json.number("lost", sums.lost);
     });
+    json.object("sharing", |json| {
+        let sums = core.share.sums();
+        json.number("handles_given_out", sums.handles);
+        json.number("opened_by_others", sums.lent);
+        json.number("opened_here", sums.open);
+        json.number("opened_here_bytes", sums.open_bytes);
+    });
     json.number("events_total", total);
     json.array("events", |json| {
         for (at, text) in events {
@@ -216,7 +223,7 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
     json.array("pinned", |json| {
         let bytes_held = |held| match held {
             Held::Handle(handle) => core.vmm.with(|table| table.len_of(handle)),
-            Held::Span(_) => state.pool.bytes_held(held),
+            Held::Span(_) | Held::Lent(_) => state.pool.bytes_held(held),
         };
         for (reason, bytes) in state.pool.pins.by_reason(bytes_held) {
             json.item(|json| {

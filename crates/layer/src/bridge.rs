@@ -21,7 +21,7 @@ use ebb_units::{Bytes, DeviceUuid};
 
 use crate::barrier::{self, GATE};
 use crate::fences::EventFences;
-use crate::hooks::{nvml, pools};
+use crate::hooks::{self, nvml, pools};
 use crate::library::CUDA;
 use crate::{elf, fork};
 
@@ -312,6 +312,8 @@ impl Running {
     /// A context goes, and everything that was allocated in it. `alive`: the driver has not destroyed it yet.
     pub(crate) fn context_goes(&self, context: CUcontext, alive: bool) {
         let _attaching = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
+        hooks::ipc::context_goes(self, context);
+        hooks::share::context_goes(self, context);
         let device = self.change_devices(|devices| {
             let device = devices
                 .iter_mut()
@@ -407,6 +409,51 @@ impl Running {
         }
     }
 
+    /// It may not any more.
+    pub(crate) fn no_peer(&self, owner: CUdevice, user: CUdevice) {
+        let cuda = self.read_devices(|devices| {
+            devices
+                .iter()
+                .find(|d| d.ordinal == owner)
+                .and_then(|d| d.cuda.clone())
+        });
+        if let Some(cuda) = cuda
+            && let Err(error) = cuda.remove_peer(user)
+        {
+            self.engine.note(&format!(
+                "taking access of device {} to our memory on {} away: {error}",
+                user.0, owner.0
+            ));
+        }
+    }
+
+    /// The driver's calls for a device that the engine manages.
+    pub(crate) fn cuda(&self, index: usize) -> Option<Arc<CudaDevice>> {
+        self.read_devices(|devices| {
+            devices
+                .iter()
+                .find(|d| d.index == Some(index))
+                .and_then(|d| d.cuda.clone())
+        })
+    }
+
+    /// The driver's number, in this process, of the device with that identity.
+    pub(crate) fn ordinal_of(&self, uuid: DeviceUuid) -> Option<CUdevice> {
+        if let Some(known) = self.by_uuid(uuid) {
+            return Some(known.ordinal);
+        }
+        // The driver counts the devices that this process may see from 0.
+        (0..64)
+            .map(CUdevice)
+            .map_while(|device| {
+                DeviceFacts::read(&self.table, device)
+                    .ok()
+                    .map(|facts| (device, facts))
+            })
+            .find(|(_, facts)| facts.uuid == uuid)
+            .map(|(device, _)| device)
+    }
+
     /// Waits for everything that was submitted to a managed device. Not during a capture.
     pub(crate) fn quiesce(&self, index: usize) -> Result<(), DeviceError> {
         let cuda = self.read_devices(|devices| {
@@ -418,12 +465,12 @@ impl Running {
         cuda.map_or(Ok(()), |cuda| cuda.quiesce())
     }
 
-    /// The live allocation of ours that contains an address.
+    /// The live allocation of ours, or of another process that has it open here, that contains an address.
     pub(crate) fn lookup(&self, ptr: u64) -> Option<Allocation> {
         if self.engine.contains(ptr) {
             self.engine.lookup(ptr)
         } else {
-            None
+            hooks::ipc::lookup(ptr)
         }
     }
 

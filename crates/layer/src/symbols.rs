@@ -24,6 +24,9 @@ macro_rules! make_dispatch {
 macro_rules! gate {
     ($name:ident) => { Hook(crate::hooks::touch::$name as *const ()) };
     ($name:ident ($($parameter:ident: $ty:ty),*)) => {
+        crate::symbols::gate! { $name ($($parameter: $ty),*) then core::convert::identity }
+    };
+    ($name:ident ($($parameter:ident: $ty:ty),*) then $then:expr) => {
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, reason = "the driver's own")]
         pub(crate) unsafe extern "C-unwind" fn $name($($parameter: $ty),*) -> CUresult {
@@ -44,10 +47,26 @@ macro_rules! gate {
             }
             // SAFETY: the program's own call, with its own arguments.
             let result = unsafe { crate::symbols::real::$name($($parameter),*) };
+            let result = $then(result);
             crate::barrier::leave(passage);
             result
         }
     };
+}
+
+/// A generated hook of what is synchronous for memory that wants it so: through the gate, call, wait if need be, leave.
+macro_rules! sync {
+    ($name:ident) => { Hook(crate::hooks::touch::$name as *const ()) };
+    ($name:ident ($($parameter:ident: $ty:ty),*)) => {
+        crate::symbols::gate! { $name ($($parameter: $ty),*) then |result| {
+            crate::hooks::share::sync::after(result, const { crate::symbols::is_per_thread(stringify!($name)) })
+        } }
+    };
+}
+
+/// Whether a function works on the thread's own default stream.
+pub(crate) const fn is_per_thread(name: &str) -> bool {
+    matches!(name.as_bytes(), [.., b'_', b'p', b't', b'd', b's'])
 }
 
 /// A hook written by hand: here only its signature is checked against the list.
@@ -70,7 +89,7 @@ for_each_class!(make_dispatch);
     clippy::single_component_path_imports,
     reason = "it is how a macro gets a path"
 )]
-pub(crate) use {gate, hook_item, own, pass};
+pub(crate) use {gate, hook_item, own, pass, sync};
 
 macro_rules! tables {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {

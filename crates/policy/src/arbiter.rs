@@ -115,6 +115,7 @@ impl Arbiter {
             Event::Returned { client, bytes } => {
                 self.give_back(client, bytes, out);
             }
+            Event::Inherited { client, from, bytes } => self.inherited(client, from, bytes, out),
             Event::Usage { client, usage } => self.usage(client, usage, out),
             Event::Touched { client } => self.touched(client, out),
             Event::ReclaimProgress { client, order, bytes } => self.progress(client, order, bytes, out),
@@ -433,12 +434,36 @@ impl Arbiter {
         real
     }
 
+    /// Lease moves from one client to another, or comes from one that is gone.
+    fn inherited(&mut self, client: ClientId, from: Option<ClientId>, bytes: Bytes, out: &mut Vec<Action>) {
+        let Some(device) = self.known(client, out).map(|c| c.device) else {
+            return;
+        };
+        let from = from.and_then(|from| self.clients.get_mut(&from));
+        if let Some(from) = from.filter(|from| from.device == device) {
+            from.lease = from.lease.saturating_sub(bytes);
+            from.pinned = from.pinned.saturating_sub(bytes);
+            from.unused = from.unused.min(from.lease);
+            from.incoming = from.incoming.min(from.lease);
+        }
+        if let Some(c) = self.clients.get_mut(&client) {
+            c.lease = c.lease.saturating_add(bytes);
+            // It stays where it is until the client says otherwise.
+            c.pinned = c.pinned.saturating_add(bytes);
+        }
+        self.excuse(device, out);
+    }
+
     fn usage(&mut self, client: ClientId, usage: Usage, out: &mut Vec<Action>) {
         let Some(c) = self.known(client, out) else {
             return;
         };
         let idle_lease = c.lease.saturating_sub(usage.resident);
         c.overhead = usage.overhead;
+        if usage.pinned < c.pinned {
+            // What could not be moved can be now: a pause goes on.
+            c.settled = false;
+        }
         c.pinned = usage.pinned;
         c.evicted = usage.evicted;
         c.incoming = c.incoming.min(usage.evicted).min(idle_lease);

@@ -181,6 +181,15 @@ pub enum Event {
         /// How much.
         bytes: Bytes,
     },
+    /// Memory that a client shares with another is counted to it from now on: the other one is gone, or has closed it.
+    Inherited {
+        /// Who.
+        client: ClientId,
+        /// Whose lease it was, if that client is still known: it moves in one step.
+        from: Option<ClientId>,
+        /// How much: lease that nobody granted.
+        bytes: Bytes,
+    },
     /// What a client has at present.
     Usage {
         /// Who.

@@ -96,6 +96,9 @@ fn event() -> impl Strategy<Value = Event> {
         }),
         2 => (client(), ask()).prop_map(|(client, ask)| Event::AskCancelled { client, ask }),
         2 => (client(), bytes()).prop_map(|(client, bytes)| Event::Returned { client, bytes }),
+        1 => (client(), client(), any::<bool>(), bytes()).prop_map(|(client, other, known, bytes)| {
+            Event::Inherited { client, from: (known && other != client).then_some(other), bytes }
+        }),
         3 => (client(), usage()).prop_map(|(client, usage)| Event::Usage { client, usage }),
         5 => client().prop_map(|client| Event::Touched { client }),
         8 => (client(), order(), bytes())

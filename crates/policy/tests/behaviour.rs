@@ -1161,6 +1161,55 @@ fn giving_back_too_much_gives_back_what_there_is() {
     assert_eq!((d.client(1).lease, d.free()), (gib(0), gib(100)));
 }
 
+/// What another process had open is released when it has closed it, also after a pause that came to its end without it.
+#[test]
+fn a_pause_goes_on_when_pinned_memory_moves_again() {
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 60);
+    let usage = |pinned| Usage {
+        resident: gib(60),
+        pinned,
+        ..Usage::default()
+    };
+    d.tell(Event::Usage {
+        client: ClientId(1),
+        usage: usage(gib(60)),
+    });
+    d.tell(Event::Pause { task: TaskId(1) });
+    assert!(d.client(1).lease == gib(60) && !d.last.iter().any(|a| matches!(a, Action::Reclaim { .. })));
+    d.tell(Event::Usage {
+        client: ClientId(1),
+        usage: usage(gib(0)),
+    });
+    assert!(
+        d.last.iter().any(|a| matches!(a, Action::Reclaim { .. })),
+        "{:?}",
+        d.last
+    );
+}
+
+/// LMCache#4980: memory that a dead program shared is counted to who still has it open, and to nobody twice.
+#[test]
+fn bug_092_what_is_still_open_is_counted_to_who_has_it_open() {
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 60);
+    d.job(2, spec(), 10);
+    d.tell(Event::Inherited {
+        client: ClientId(2),
+        from: Some(ClientId(1)),
+        bytes: gib(20),
+    });
+    assert_eq!((d.client(1).lease, d.client(2).lease), (gib(40), gib(30)));
+    d.tell(Event::ClientLeft { client: ClientId(1) });
+    assert_eq!((d.client(2).lease, d.free()), (gib(30), gib(70)));
+    // It closes it: as any lease that is given back.
+    d.tell(Event::Returned {
+        client: ClientId(2),
+        bytes: gib(20),
+    });
+    assert_eq!(d.free(), gib(90));
+}
+
 #[test]
 fn a_task_takes_its_clients_along() {
     let mut d = Desk::new(100);

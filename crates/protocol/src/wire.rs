@@ -178,6 +178,27 @@ impl Field for WorldProcess {
     }
 }
 
+impl Field for HeldShare {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.hold.put(out);
+        self.name.put(out);
+        self.device.put(out);
+        self.block.put(out);
+        self.bytes.put(out);
+        self.inherited.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            hold: u64::get(r)?,
+            name: <[u8; 16]>::get(r)?,
+            device: <DeviceUuid as Field>::get(r)?,
+            block: u64::get(r)?,
+            bytes: <Bytes as Field>::get(r)?,
+            inherited: bool::get(r)?,
+        })
+    }
+}
+
 impl<T: Field> Field for Vec<T> {
     fn put(&self, out: &mut Vec<u8>) {
         u32::try_from(self.len()).unwrap_or(u32::MAX).put(out);
@@ -309,6 +330,46 @@ pub mod outcome {
     pub const CAPTURING: u32 = 5;
 }
 
+/// What a daemon can do beyond the first version: bits of [`ToLayer::Features`].
+pub mod feature {
+    /// Memory is shared between its programs: the messages that begin with `Share`.
+    pub const SHARE: u64 = 1;
+}
+
+/// What came of opening shared memory.
+pub mod share {
+    /// Its next chunks are beside the message.
+    pub const OK: u32 = 0;
+    /// Nobody has such memory (any more).
+    pub const UNKNOWN: u32 = 1;
+    /// The process asks for its own memory.
+    pub const OWN: u32 = 2;
+    /// The program that has it could not hand it out.
+    pub const FAILED: u32 = 3;
+
+    /// Bytes of a handle.
+    pub const HANDLE: usize = 64;
+    /// Where in a handle the name of the process stands that gave it out. The rest is that process's own business.
+    pub const NAME: core::ops::Range<usize> = 8..24;
+}
+
+/// Shared memory that a process has open, as it declares it to a daemon that is new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldShare {
+    /// Its number, chosen by the process that opened it.
+    pub hold: u64,
+    /// The name of the process that gave it out.
+    pub name: [u8; 16],
+    /// The card.
+    pub device: DeviceUuid,
+    /// The block of that process.
+    pub block: u64,
+    /// Bytes of the block.
+    pub bytes: Bytes,
+    /// It is counted to the process that declares it, because the other one is gone.
+    pub inherited: bool,
+}
+
 /// Why an ask was denied.
 pub mod deny {
     /// It would pass the task's limit. Final.
@@ -423,6 +484,45 @@ messages! {
             /// The card.
             device: DeviceUuid,
         }
+        /// Handles of this process carry this name. Memory of it that others opened, as it knows: a daemon that knows better
+        /// says so by [`ToLayer::ShareLet`].
+        20 ShareName { /** The name. */ name: [u8; 16], /** Numbers of holds. */ lent: Vec<u64> }
+        /// Memory of other processes that this one has open: all of it, or as much as fits a packet.
+        21 ShareHeld { /** What. */ holds: Vec<HeldShare>, /** It is all of it. */ all: bool }
+        /// Open the memory that a handle names, or go on with it. Answered by `ShareChunks`, one packet of chunks at a time.
+        22 ShareOpen {
+            /// Number of this hold, chosen here, used by nobody else.
+            hold: u64,
+            /// The handle.
+            handle: [u8; share::HANDLE],
+            /// The first chunk that is wanted.
+            from: u32,
+        }
+        /// Answer to [`ToLayer::ShareAsk`]; descriptors of the chunks travel along, in the same order.
+        23 ShareGive {
+            /// The hold.
+            hold: u64,
+            /// One of [`share`].
+            status: u32,
+            /// Slot of the card.
+            device: u32,
+            /// A number of the block in this process, never reused.
+            block: u64,
+            /// Bytes of the block.
+            bytes: Bytes,
+            /// Where in the block the allocation begins.
+            offset: Bytes,
+            /// The size of the allocation.
+            size: Bytes,
+            /// The first of these chunks.
+            from: u32,
+            /// How many chunks the block has.
+            count: u32,
+            /// Sizes of these chunks, at most [`MAX_FDS`].
+            chunks: Vec<Bytes>,
+        }
+        /// The memory of this hold is closed.
+        24 ShareClose { /** The hold. */ hold: u64 }
     }
 }
 
@@ -504,6 +604,48 @@ messages! {
             /// Its processes there that the caller can name.
             processes: Vec<WorldProcess>,
         }
+        /// What this daemon can do beyond the first version. Comes right after `Welcome`; from an older daemon it never comes.
+        20 Features { /** Bits of [`feature`]. */ bits: u64 }
+        /// Somebody opens memory of this process: pin it and hand it out.
+        21 ShareAsk {
+            /// Number of the hold.
+            hold: u64,
+            /// Process id of the one who opens it, for `ebb doctor`.
+            pid: u32,
+            /// The handle that this process gave out.
+            handle: [u8; share::HANDLE],
+            /// The first chunk that is wanted.
+            from: u32,
+        }
+        /// A hold has ended: who had the memory open has closed it, or is dead.
+        22 ShareLet { /** The hold. */ hold: u64 }
+        /// Answer to `ShareOpen`; descriptors of the chunks travel along, in the same order.
+        23 ShareChunks {
+            /// The hold.
+            hold: u64,
+            /// One of [`share`]. If it is not [`share::OK`], the hold has ended and the other fields say nothing.
+            status: u32,
+            /// The card.
+            device: DeviceUuid,
+            /// The block.
+            block: u64,
+            /// Bytes of the block.
+            bytes: Bytes,
+            /// Where in the block the allocation begins.
+            offset: Bytes,
+            /// The size of the allocation.
+            size: Bytes,
+            /// The first of these chunks.
+            from: u32,
+            /// How many chunks the block has.
+            count: u32,
+            /// Sizes of these chunks.
+            chunks: Vec<Bytes>,
+        }
+        /// Answer to `ShareName`: from here on handles with this name can be opened.
+        25 ShareNamed { /** The name. */ name: [u8; 16] }
+        /// The process that had this memory is gone, or has handed it on. It is counted to this one from now on.
+        24 ShareInherit { /** The hold. */ hold: u64, /** Slot. */ device: u32, /** Bytes of lease that come with it. */ bytes: Bytes }
     }
 }
 
@@ -516,6 +658,19 @@ mod tests {
         prop::collection::vec(
             (any::<u64>(), any::<u64>()).prop_map(|(id, b)| SegmentInfo { id, bytes: Bytes(b) }),
             0..16,
+        )
+    }
+
+    fn held() -> impl Strategy<Value = HeldShare> {
+        (any::<[u64; 3]>(), any::<[u8; 16]>(), any::<bool>()).prop_map(
+            |([hold, block, bytes], name, inherited)| HeldShare {
+                hold,
+                name,
+                device: DeviceUuid(name),
+                block,
+                bytes: Bytes(bytes),
+                inherited,
+            },
         )
     }
 
@@ -552,6 +707,36 @@ mod tests {
                 token,
                 device: DeviceUuid(device)
             }),
+            (any::<[u8; 16]>(), prop::collection::vec(any::<u64>(), 0..9))
+                .prop_map(|(name, lent)| ToDaemon::ShareName { name, lent }),
+            (prop::collection::vec(held(), 0..9), any::<bool>())
+                .prop_map(|(holds, all)| ToDaemon::ShareHeld { holds, all }),
+            (any::<u64>(), any::<[u8; 32]>(), any::<u32>()).prop_map(|(hold, half, from)| {
+                let mut handle = [0; share::HANDLE];
+                handle[16..48].copy_from_slice(&half);
+                ToDaemon::ShareOpen { hold, handle, from }
+            }),
+            (
+                any::<[u64; 5]>(),
+                any::<[u32; 4]>(),
+                prop::collection::vec(any::<u64>(), 0..16)
+            )
+                .prop_map(
+                    |([hold, block, bytes, offset, size], [status, device, from, count], chunks)| {
+                        ToDaemon::ShareGive {
+                            hold,
+                            status,
+                            device,
+                            block,
+                            bytes: Bytes(bytes),
+                            offset: Bytes(offset),
+                            size: Bytes(size),
+                            from,
+                            count,
+                            chunks: chunks.into_iter().map(Bytes).collect(),
+                        }
+                    }
+                ),
         ]
     }
 
@@ -570,7 +755,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic_or_allocate_much(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u16..20) {
+        fn arbitrary_bytes_never_panic_or_allocate_much(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u16..30) {
             let _ = ToDaemon::decode(&bytes);
             if bytes.len() >= HEADER {
                 let length = u32::try_from(bytes.len() - HEADER).unwrap();

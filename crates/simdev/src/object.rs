@@ -10,6 +10,9 @@ use std::sync::atomic::Ordering;
 use crate::file::{HOST_DEVICE, MAX_OBJECTS};
 use crate::machine::{Ledger, Machine};
 
+/// The device of an object whose bytes a checkpoint moved to the host.
+const PARKED: u32 = u32::MAX;
+
 /// One holder's grip on an object: an open file whose shared lock keeps the object alive.
 ///
 /// Holding one tells you that the object's bytes are charged and its pages are there. Duplicates of its descriptor, in this
@@ -137,8 +140,43 @@ impl Machine {
     /// Lets go of an object; its bytes come back when nobody else holds it.
     pub fn release_object(&self, object: Object) {
         let ledger = self.ledger();
+        let id = object.id;
         drop(object);
-        self.reap_objects(&ledger);
+        // Only this one: a program may have thousands. Those of dead processes are looked for when room is needed.
+        for row in self.object_rows(&ledger) {
+            if row.id.load(Ordering::Acquire) == id {
+                self.reap(row);
+            }
+        }
+    }
+
+    /// Gives an object's bytes back to its device while its pages stay: what a checkpoint does. `false` if they were not
+    /// there.
+    pub fn park_object(&self, object: &Object) -> bool {
+        let ledger = self.ledger();
+        self.object_rows(&ledger)
+            .iter()
+            .find(|row| row.id.load(Ordering::Acquire) == object.id)
+            .is_some_and(|row| row.device.swap(PARKED, Ordering::AcqRel) != PARKED)
+    }
+
+    /// Takes the bytes again; `false` if there is no room.
+    pub fn unpark_object(&self, object: &Object) -> bool {
+        let ledger = self.ledger();
+        let room = self.has_room(&ledger, object.device, object.bytes);
+        let row = self
+            .object_rows(&ledger)
+            .iter()
+            .find(|row| row.id.load(Ordering::Acquire) == object.id);
+        match row {
+            Some(row) if row.device.load(Ordering::Acquire) == PARKED => {
+                if room {
+                    row.device.store(object.device, Ordering::Release);
+                }
+                room
+            }
+            _ => true,
+        }
     }
 
     fn object_rows(&self, _ledger: &Ledger<'_>) -> &'static [crate::file::ObjectRow] {
@@ -171,25 +209,30 @@ impl Machine {
     /// Drops the objects that nobody holds any more.
     pub(crate) fn reap_objects(&self, ledger: &Ledger<'_>) {
         for row in self.object_rows(ledger) {
-            let id = row.id.load(Ordering::Acquire);
-            if id == 0 {
-                continue;
-            }
-            let path = self.object_path(id);
-            let Ok(file) = OpenOptions::new()
-                .read(true)
-                .custom_flags(libc::O_CLOEXEC)
-                .open(&path)
-            else {
-                row.id.store(0, Ordering::Release);
-                continue;
-            };
-            // SAFETY: the descriptor is open for the whole call.
-            let rc = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
-            if rc == 0 {
-                let _ = std::fs::remove_file(&path);
-                row.id.store(0, Ordering::Release);
-            }
+            self.reap(row);
+        }
+    }
+
+    /// Drops an object if nobody holds it any more.
+    fn reap(&self, row: &crate::file::ObjectRow) {
+        let id = row.id.load(Ordering::Acquire);
+        if id == 0 {
+            return;
+        }
+        let path = self.object_path(id);
+        let Ok(file) = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(&path)
+        else {
+            row.id.store(0, Ordering::Release);
+            return;
+        };
+        // SAFETY: the descriptor is open for the whole call.
+        let rc = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+        if rc == 0 {
+            let _ = std::fs::remove_file(&path);
+            row.id.store(0, Ordering::Release);
         }
     }
 }

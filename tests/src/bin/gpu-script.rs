@@ -6,17 +6,24 @@
 //! write NAME SEED      read NAME SEED      query              asyncalloc NAME N    asyncfree NAME
 //! graph NAME SEED      launch NAME SEED    rawfree ADDRESS    fork                 closefds
 //! mapalloc NAME BYTES  mapfree NAME
+//! handle NAME [OFFSET] ipcopen NAME BYTES 8 WORDS               ipcclose NAME        attribute NAME N
+//! event NAME           eventopen NAME 8 WORDS                   record NAME          wait NAME
+//! syncmemops NAME 0|1  dmabuf NAME BYTES   dmaread NAME SEED    retain NAME          ipcself NAME
+//! peer DEVICE 0|1      allocon NAME BYTES DEVICE                checkpoint WHAT PID
 //! ```
 //! Answers are `ok [numbers]` or `err CODE`. The first command that needs the driver opens device 0.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
+use std::os::fd::FromRawFd;
 
-use ebb_tests::{Cuda, CudaError};
+use ebb_tests::{Attribute, Cuda, CudaError, IpcHandle};
 
 struct Script {
     cuda: Option<Cuda>,
     memory: HashMap<String, (u64, u64)>,
+    events: HashMap<String, u64>,
+    buffers: HashMap<String, std::fs::File>,
 }
 
 /// Bytes of a handle that the program maps by itself.
@@ -26,6 +33,8 @@ fn main() {
     let mut script = Script {
         cuda: None,
         memory: HashMap::new(),
+        events: HashMap::new(),
+        buffers: HashMap::new(),
     };
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let answer = match script.obey(&line) {
@@ -137,6 +146,80 @@ impl Script {
                     }
                 }
                 Ok(vec![])
+            }
+            _ => self.share(&words),
+        }
+    }
+
+    /// Commands about sharing.
+    fn share(&mut self, words: &[&str]) -> Result<Vec<u64>, CudaError> {
+        let number = |at: usize| -> u64 { words.get(at).and_then(|w| w.parse().ok()).unwrap_or(0) };
+        let handle_at = |at: usize| -> IpcHandle { std::array::from_fn(|i| number(at + i)) };
+        let name = words.get(1).copied().unwrap_or_default();
+        let (pointer, bytes) = self.memory.get(name).copied().unwrap_or((0, 0));
+        let event = self.events.get(name).copied().unwrap_or(0);
+        match words.first().copied().unwrap_or_default() {
+            "handle" => self.cuda()?.ipc_handle(pointer + number(2)).map(|h| h.to_vec()),
+            "ipcopen" => {
+                let pointer = self.cuda()?.ipc_open(handle_at(3))?;
+                self.memory.insert(name.into(), (pointer, number(2)));
+                Ok(vec![pointer])
+            }
+            "ipcclose" => self.cuda()?.ipc_close(pointer).map(|()| vec![]),
+            "ipcself" => {
+                let handle = self.cuda()?.ipc_handle(pointer)?;
+                self.cuda()?.ipc_open(handle).map(|pointer| vec![pointer])
+            }
+            "event" => {
+                let (event, handle) = self.cuda()?.ipc_event()?;
+                self.events.insert(name.into(), event);
+                Ok(handle.to_vec())
+            }
+            "eventopen" => {
+                let event = self.cuda()?.ipc_open_event(handle_at(2))?;
+                self.events.insert(name.into(), event);
+                Ok(vec![])
+            }
+            "record" => self.cuda()?.record(event).map(|()| vec![]),
+            "wait" => self.cuda()?.wait_event(event).map(|()| vec![]),
+            "attribute" => {
+                let attribute = Attribute(i32::try_from(number(2)).unwrap_or(0));
+                self.cuda()?
+                    .attribute(pointer, attribute)
+                    .map(|value| vec![value])
+            }
+            "syncmemops" => self
+                .cuda()?
+                .set_sync_memops(pointer, number(2) != 0)
+                .map(|()| vec![]),
+            "dmabuf" => {
+                let fd = self.cuda()?.dma_buf(pointer, number(2))?;
+                // SAFETY: the driver made the descriptor for this call.
+                let file = unsafe { std::fs::File::from(std::os::fd::OwnedFd::from_raw_fd(fd)) };
+                self.buffers.insert(name.into(), file);
+                Ok(vec![])
+            }
+            "retain" => self.cuda()?.retain(pointer).map(|handle| vec![handle]),
+            "peer" => {
+                let device = i32::try_from(number(1)).unwrap_or(0);
+                self.cuda()?.peer(device, number(2) != 0).map(|()| vec![])
+            }
+            "allocon" => {
+                let device = i32::try_from(number(3)).unwrap_or(0);
+                let pointer = self.cuda()?.alloc_on(device, number(2))?;
+                self.memory.insert(name.into(), (pointer, number(2)));
+                Ok(vec![pointer])
+            }
+            "checkpoint" => self.cuda()?.checkpoint(name, number(2)).map(|()| vec![]),
+            // The other holder's view of it: by the descriptor, past the driver.
+            "dmaread" => {
+                use std::os::unix::fs::FileExt;
+                let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
+                let file = self.buffers.get(name).ok_or(CudaError(1))?;
+                file.read_exact_at(&mut data, 0).map_err(|_| CudaError(304))?;
+                let seed = u32::try_from(number(2)).unwrap_or(0);
+                let wrong = data.iter().zip(pattern(bytes, seed)).filter(|(a, b)| **a != *b);
+                Ok(vec![wrong.count() as u64])
             }
             _ => Err(CudaError(1)),
         }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use ebb_protocol::ToDaemon;
-use ebb_protocol::wire::{HEADER, MAX_PACKET, ToLayer, outcome};
+use ebb_protocol::wire::{HEADER, MAX_PACKET, ToLayer, feature, outcome};
 use ebb_units::Bytes;
 
 use crate::core::Core;
 use crate::device::{Device, Mode, Order};
 use crate::fd::OurFd;
 use crate::report;
+use crate::share::{self, Opening};
 
 fn by_slot(core: &Core, slot: u32) -> Option<Arc<Device>> {
     core.devices()
@@ -95,6 +96,40 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
                 state.pool.books.elsewhere = charged_elsewhere.get();
                 drop(state);
                 device.wake();
+            }
+        }
+        ToLayer::Features { bits } => {
+            if bits & feature::SHARE != 0 {
+                core.share.met(core);
+            }
+        }
+        ToLayer::ShareAsk {
+            hold,
+            pid,
+            handle,
+            from,
+        } => share::incoming::ask(core, hold, pid, handle, from),
+        ToLayer::ShareNamed { name } => share::incoming::named(core, name),
+        ToLayer::ShareLet { hold } => share::incoming::let_go(core, hold),
+        ToLayer::ShareChunks {
+            hold,
+            status,
+            device,
+            block,
+            bytes,
+            offset,
+            size,
+            from,
+            count,
+            chunks,
+        } => {
+            let sizes = [block, bytes.get(), offset.get(), size.get()];
+            let found = Opening::arrived(hold, device, sizes, [from, count]);
+            share::incoming::answer(core, hold, status, found, chunks, fds);
+        }
+        ToLayer::ShareInherit { hold, device, bytes } => {
+            if let Some(device) = by_slot(core, device) {
+                share::incoming::inherit(core, &device, hold, bytes.get());
             }
         }
         ToLayer::Query { query } => {

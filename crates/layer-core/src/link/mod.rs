@@ -155,6 +155,11 @@ impl Link {
         }
     }
 
+    /// The connection that is open; 0 if none.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
     /// Makes the bell of a new connection. Returns the end to sleep on.
     fn new_bell(&self) -> Result<OurFd, Errno> {
         let (rings, hears) = rustix::net::socketpair(

@@ -114,6 +114,7 @@ fn leave(core: &Core) {
         outbox.overflow = false;
         outbox.queue.clear();
     }
+    core.share.unmet();
     for device in core.devices() {
         let mut state = device.lock();
         if state.mode == Mode::Alone {

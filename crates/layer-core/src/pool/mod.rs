@@ -144,6 +144,15 @@ pub(crate) enum Freed {
     Wait(u64),
 }
 
+/// A span as other processes see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) number: u64,
+    pub(crate) base: u64,
+    pub(crate) len: u64,
+    pub(crate) chunks: Vec<(u64, Handle)>,
+}
+
 /// A live allocation as the pool knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Live {
@@ -577,6 +586,11 @@ impl Pool {
             .iter()
             .all(|chunk| matches!(chunk.place, Place::Device(_)));
         // Another party may still see what was pinned: it serves nobody else.
+        if self.pins.lend(base, span.len) {
+            // It exists, and is counted here, as long as somebody has it open.
+            self.books.take(span.len);
+            self.books.external += span.len;
+        }
         let seen = self.pins.forget(Held::Span(base));
         if resident && !seen && self.books.cached + span.len <= self.cache_max {
             self.enter_cache(base);
@@ -653,15 +667,66 @@ impl Pool {
         Ok(on)
     }
 
-    /// Bytes of the pool on the card that a pin keeps there.
+    /// Bytes of the pool on the card that a pin keeps there. What is lent is none of the pool's any more.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.pins.held().map(|held| self.bytes_held(held)).sum()
+        self.pins
+            .held()
+            .filter(|held| matches!(held, Held::Span(_)))
+            .map(|held| self.bytes_held(held))
+            .sum()
+    }
+
+    /// Takes a pin off. `true` if something may move now, or is free now, that was not before.
+    pub(crate) fn unpin(&mut self, number: u64) -> bool {
+        let (freed, lent) = self.pins.remove(number);
+        self.external_gone(lent);
+        freed
+    }
+
+    /// The span of a live allocation, if all of it is on the card.
+    pub(crate) fn block(&mut self, ptr: u64) -> Option<Block> {
+        let (base, span) = self.spans.range(..=ptr).next_back()?;
+        if ptr - base >= span.len || span.freeing || !matches!(span.kind, Kind::Large { .. } | Kind::Segment)
+        {
+            return None;
+        }
+        let chunks: Option<Vec<(u64, Handle)>> = span
+            .chunks
+            .iter()
+            .map(|chunk| match chunk.place {
+                Place::Device(handle) => Some((chunk.len, handle)),
+                _ => None,
+            })
+            .collect();
+        let (base, len, chunks) = (*base, span.len, chunks?);
+        Some(Block {
+            number: self.pins.number_of(base),
+            base,
+            len,
+            chunks,
+        })
+    }
+
+    /// Memory that exists already is counted here from now on, with the lease for it.
+    pub(crate) fn inherit(&mut self, bytes: u64) {
+        self.books.lease = self.books.lease.saturating_add(bytes);
+        self.books.take(bytes);
+        self.books.external += bytes;
+    }
+
+    /// It is not counted here any more, and its lease is gone with it.
+    pub(crate) fn disinherit(&mut self, bytes: u64) {
+        self.external_gone(bytes);
+        if !self.books.alone {
+            self.books.lease = self.books.lease.saturating_sub(bytes);
+        }
     }
 
     /// What a pin keeps on the card, if it is of the pool.
     pub(crate) fn bytes_held(&self, held: Held) -> u64 {
         match held {
             Held::Span(base) => self.spans.get(&base).map_or(0, |span| span.len),
+            Held::Lent(number) => self.pins.lent_bytes(number),
             Held::Handle(_) => 0,
         }
     }

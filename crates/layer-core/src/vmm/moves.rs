@@ -70,7 +70,7 @@ impl Vmm {
                 .held()
                 .map(|held| match held {
                     Held::Handle(handle) => table.len_of(handle),
-                    Held::Span(_) => 0,
+                    Held::Span(_) | Held::Lent(_) => 0,
                 })
                 .sum()
         })

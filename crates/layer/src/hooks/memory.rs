@@ -15,7 +15,7 @@ use ebb_units::Bytes;
 
 use crate::barrier;
 use crate::bridge::{self, Running};
-use crate::hooks::{capture, external, pools, with};
+use crate::hooks::{capture, external, pools, share, with};
 use crate::symbols::real;
 
 /// The driver's pitch of rows: each begins at a multiple of this.
@@ -134,6 +134,7 @@ fn free_ours(running: &Running, ptr: u64) -> Option<CUresult> {
         // A capture began just now.
         None => return free_ours(running, ptr),
     }
+    share::sync::freed(&allocation);
     match running.engine.free(ptr) {
         Ok(()) => Some(CUresult::SUCCESS),
         Err(error) => bridge::free_code(error),
@@ -183,6 +184,7 @@ pub(crate) fn free_what_was_put_off(running: &Running, put_off: &[u64]) {
             }
         }
         no_longer_pending(ptr);
+        share::sync::freed(&allocation);
         // Nobody is left to be told; the engine has noted what went wrong.
         let _ = running.engine.free(ptr);
     }
@@ -213,6 +215,9 @@ fn start_freeing(running: &'static Running) -> Option<Sender<u64>> {
             }
             barrier::catch(AssertUnwindSafe(|| {
                 no_longer_pending(ptr);
+                if let Some(allocation) = running.lookup(ptr) {
+                    share::sync::freed(&allocation);
+                }
                 let _ = running.engine.free(ptr);
             }));
         }

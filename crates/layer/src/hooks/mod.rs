@@ -6,6 +6,7 @@
 pub(crate) mod capture;
 pub(crate) mod current;
 pub(crate) mod external;
+pub(crate) mod ipc;
 pub(crate) mod lifetime;
 pub(crate) mod memory;
 pub(crate) mod multicast;
@@ -20,6 +21,7 @@ pub(crate) mod vmm;
 pub(crate) use capture::*;
 pub(crate) use current::*;
 pub(crate) use external::*;
+pub(crate) use ipc::*;
 pub(crate) use lifetime::*;
 pub(crate) use memory::*;
 pub(crate) use multicast::*;

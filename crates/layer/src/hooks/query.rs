@@ -7,7 +7,7 @@ use ebb_layer_core::Allocation;
 use ebb_units::Bytes;
 
 use crate::bridge::Running;
-use crate::hooks::{vmm, with};
+use crate::hooks::{share, vmm, with};
 use crate::symbols::real;
 
 /// Replaces the driver's free and total by the task's own.
@@ -178,7 +178,7 @@ enum Value {
     None,
 }
 
-/// Memory of ours as the driver describes memory of `cuMemAlloc`, with one difference that is told as it is: it has no legacy IPC.
+/// Memory of ours as the driver describes memory of `cuMemAlloc`.
 fn attribute(
     running: &Running,
     allocation: &Allocation,
@@ -191,10 +191,11 @@ fn attribute(
         CU_POINTER_ATTRIBUTE_MEMORY_TYPE => Value::Word(MEMORYTYPE_DEVICE),
         CU_POINTER_ATTRIBUTE_DEVICE_POINTER => Value::Long(ptr),
         CU_POINTER_ATTRIBUTE_HOST_POINTER => Value::None,
-        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-        | CU_POINTER_ATTRIBUTE_IS_MANAGED
-        | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-        | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Word(0),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Word(0),
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => Value::Word(u32::from(share::sync::is_set(allocation))),
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => Value::Word(u32::from(
+            running.engine.can_share() && allocation.pool == 0 && running.engine.contains(ptr),
+        )),
         // Far from the driver's own numbers.
         CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
             Value::Long(allocation.id | 1 << 48)

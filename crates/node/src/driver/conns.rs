@@ -249,6 +249,7 @@ impl Driver {
         self.arena.want(peer, Bytes::ZERO, false);
         self.arena_dirty = true;
         self.fail_queries(peer);
+        self.shares_unanswered(peer);
         if devices.is_empty() && self.arena.held_by(peer).is_zero() {
             self.remove_peer(peer);
         }

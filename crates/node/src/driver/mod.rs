@@ -6,6 +6,7 @@
 mod cards;
 mod conns;
 mod control;
+mod ipc;
 mod peers;
 mod strangers;
 mod tasks;
@@ -139,6 +140,7 @@ pub(crate) struct Driver {
 
     conns: BTreeMap<ConnId, LayerConn>,
     peers: BTreeMap<PeerId, Peer>,
+    shares: ipc::Shares,
     clients: BTreeMap<ClientId, (PeerId, DeviceId)>,
     controls: BTreeMap<ControlId, ControlConn>,
     pauses: Vec<control::PauseWait>,
@@ -216,6 +218,7 @@ impl Driver {
             dirty_tasks: BTreeSet::new(),
             conns: BTreeMap::new(),
             peers: BTreeMap::new(),
+            shares: ipc::Shares::default(),
             clients: BTreeMap::new(),
             controls: BTreeMap::new(),
             pauses: Vec::new(),

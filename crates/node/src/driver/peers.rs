@@ -130,6 +130,7 @@ impl Driver {
             busy_wait_ms: ms(self.config.busy_wait),
         };
         self.send(peer, &welcome, Vec::new());
+        self.tell_features(peer);
     }
 
     /// A fresh library in a process that had others: those that hung up are gone with the program that `exec` replaced.
@@ -337,7 +338,36 @@ impl Driver {
                 self.arena_dirty = true;
             }
             ToDaemon::Report { query, text } => self.report_arrived(peer, query, &text),
-            ToDaemon::Detach { device } => self.detach(peer, DeviceId(device)),
+            ToDaemon::Detach { device } => {
+                self.shares_detached(peer, DeviceId(device));
+                self.detach(peer, DeviceId(device));
+            }
+            ToDaemon::ShareName { name, lent } => self.share_name(conn, peer, name, lent),
+            ToDaemon::ShareHeld { holds, all } => self.share_held(peer, holds, all),
+            ToDaemon::ShareOpen { hold, handle, from } => self.share_open(conn, peer, hold, handle, from),
+            ToDaemon::ShareGive {
+                hold,
+                status,
+                device,
+                block,
+                bytes,
+                offset,
+                size,
+                from,
+                count,
+                chunks,
+            } => self.share_give(
+                conn,
+                peer,
+                hold,
+                status,
+                DeviceId(device),
+                [block, from.into(), count.into()],
+                [bytes, offset, size],
+                chunks,
+                fds,
+            ),
+            ToDaemon::ShareClose { hold } => self.share_close(peer, hold),
         }
     }
 
@@ -606,6 +636,8 @@ impl Driver {
         else {
             return;
         };
+        // First, so that memory which others still have open is free at no moment.
+        self.shares_left(id);
         for device in devices {
             self.detach(id, device);
         }

@@ -22,6 +22,8 @@ pub(super) enum Timer {
     Arena,
     /// Programs had time enough to declare themselves after a restart.
     Recovery,
+    /// Programs had time enough to say what they share.
+    Shares,
     /// Accepting may work again.
     Accept,
     Idle,
@@ -69,6 +71,7 @@ impl Driver {
                 Timer::Query(id) => self.query_timed_out(id),
                 Timer::Arena => self.arena_dirty = true,
                 Timer::Recovery => self.end_recovery("the time is over"),
+                Timer::Shares => self.shares_overdue(),
                 Timer::Accept => {
                     self.accept_layers();
                     self.accept_controls();

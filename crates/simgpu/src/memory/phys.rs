@@ -306,6 +306,13 @@ impl Phys {
 
     /// Gives the bytes back to the device while the pages stay: what a checkpoint does. Returns what it gave back.
     pub(crate) fn park(&self) -> u64 {
+        if let Backing::Object(object, _) = &self.backing {
+            let object = object.lock().unwrap_or_else(PoisonError::into_inner);
+            let parked = object
+                .as_ref()
+                .is_some_and(|object| self.machine.park_object(object));
+            return if parked { self.bytes } else { 0 };
+        }
         match self.owes() {
             Some(device) if self.charged.swap(false, Ordering::AcqRel) => {
                 self.machine.credit(device, self.bytes);
@@ -317,6 +324,12 @@ impl Phys {
 
     /// Takes the bytes again; `false` if there is no room.
     pub(crate) fn unpark(&self) -> bool {
+        if let Backing::Object(object, _) = &self.backing {
+            let object = object.lock().unwrap_or_else(PoisonError::into_inner);
+            return object
+                .as_ref()
+                .is_none_or(|object| self.machine.unpark_object(object));
+        }
         match self.owes() {
             Some(device) if !self.charged.load(Ordering::Acquire) => {
                 let got = self.machine.charge(device, self.bytes);

@@ -80,7 +80,7 @@ fn read_classes(text: &str) -> Vec<[String; 3]> {
     let row = |line: &str| {
         let mut words = line.split_whitespace();
         let how = |how: &str| match how {
-            "gate" => "waits until the memory is on the card".to_owned(),
+            "gate" | "sync" => "waits until the memory is on the card".to_owned(),
             "own" => "handled by ebb".to_owned(),
             "pass" => "the driver's, untouched".to_owned(),
             other => other.to_owned(),

@@ -37,13 +37,14 @@ def options(doc, sections):
     parser.add_argument("--arena", default="72Gi", help="host memory for what is off the card")
     parser.add_argument("--pairs", type=int, default=10, help="pairs of measurements in `throughput`")
     parser.add_argument("--period", type=float, default=0.2, help="seconds between two releases of a task")
+    parser.add_argument("--window", type=float, default=0.7, help="seconds of one side of a pair of step times")
     parser.add_argument("--quick", action="store_true", help="small sizes: is everything in place?")
     parser.add_argument("--sim", action="store_true", help="on the simulated GPU, to try the scripts themselves")
     parser.add_argument("--list", action="store_true", help="print the sections and their seconds")
     return parser
 
 
-args = argparse.Namespace(dist=Path("."), out=Path("."), quick=True, sim=False, arena="1Gi", period=0.2, pairs=2)
+args = argparse.Namespace(dist=Path("."), out=Path("."), quick=True, sim=False, arena="1Gi", period=0.2, pairs=2, window=0.7)
 EBB = LIB = WORK = RUN = Path(".")
 BASE, UNDER = {}, {}
 RESULTS, TABLE, CHILDREN = {}, [], []

@@ -40,8 +40,8 @@ SECTIONS = {
     "step": (figures.step, 110, 300),
     "frameworks": (frameworks.frameworks, 240, 480),
     "share": (sharing.share, 80, 200),
-    "suites": (suites.suites, 300, 480),
-    "throughput": (throughput.throughput, 290, 480),
+    "suites": (suites.suites, 150, 480),
+    "throughput": (throughput.throughput, 150, 480),
     "start": (startup.start_section, 130, 260),
     "conformance": (conformance.conformance, 150, 400),
 }

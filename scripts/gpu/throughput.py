@@ -74,7 +74,7 @@ def measure(name, plain, ours, window):
 
 
 def throughput():
-    window = 0.4 if kit.args.quick else 1.3
+    window = 0.4 if kit.args.quick else kit.args.window
     if kit.args.sim:
         SIDES.clear()
         SIDES["driver"] = ("driver", {})

@@ -19,6 +19,9 @@ fn main() {
     for argument in ["-Wl,-soname,libebb.so", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"] {
         println!("cargo::rustc-cdylib-link-arg={argument}");
     }
+    // Without this function `std` keeps a thread's destructors behind a plain key. With it every thread of ours would begin by asking for the
+    // loader's lock, and never begin while a constructor of the program's uses the driver.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--defsym=__cxa_thread_atexit_impl=0");
     println!("cargo::rustc-check-cfg=cfg(glibc_stubs)");
     let target = |what: &str| env::var(format!("CARGO_CFG_TARGET_{what}")).unwrap_or_default();
     let arch = target("ARCH");

@@ -25,6 +25,7 @@ use ebb_units::Bytes;
 
 use crate::core::Core;
 use crate::fd::{ChildSlot, OurFd};
+use crate::threads;
 
 /// How many descriptors a forked child can close: 1,024 segments, which are 256 GiB at the daemon's usual size.
 const FDS: usize = 1024;
@@ -195,9 +196,7 @@ impl Arena {
         }
         if !state.started {
             let core = Arc::clone(core);
-            let spawned = std::thread::Builder::new()
-                .name("ebb-arena".into())
-                .spawn(move || core.arena.run(&core));
+            let spawned = threads::spawn("ebb-arena", move || core.arena.run(&core));
             state.started = spawned.is_ok();
         }
         drop(state);

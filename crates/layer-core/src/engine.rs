@@ -21,7 +21,7 @@ use crate::gate::{DeviceSet, Gate, GateOwner};
 use crate::pool::{Freed, Pool};
 use crate::report;
 use crate::residency;
-use crate::streamed;
+use crate::{streamed, threads};
 
 /// How long detaching and exiting wait for a step of the owner thread.
 const STEP: Duration = Duration::from_secs(2);
@@ -242,9 +242,7 @@ impl Engine {
         }
         let owner = {
             let (core, device) = (Arc::clone(core), Arc::clone(&device));
-            std::thread::Builder::new()
-                .name("ebb-owner".into())
-                .spawn(move || residency::own(&core, &device))
+            threads::spawn("ebb-owner", move || residency::own(&core, &device))
         };
         if let Err(error) = owner {
             core.events

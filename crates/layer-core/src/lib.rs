@@ -7,8 +7,8 @@
 //! * `streamed`: stream-ordered allocation out of the pool. [`engine`]: what the hooks call.
 //!   [`world`]: what a process without an engine asks.
 //!
-//! `core` states the lock order. Unsafe code is in `gate::tls` (the thread's own word), `host` (`mmap`) and `fd`
-//! (what a forked child closes) alone.
+//! `core` states the lock order. Unsafe code is in `gate::tls` (the thread's own word), `host` (`mmap`), `fd`
+//! (what a forked child closes) and `threads` (signals) alone.
 
 #![deny(unsafe_code)]
 
@@ -37,6 +37,7 @@ mod streamed;
 mod testing;
 #[cfg(test)]
 mod tests;
+pub mod threads;
 pub mod vmm;
 pub mod world;
 

@@ -8,6 +8,8 @@ use std::time::Instant;
 
 use ebb_device::{DeviceError, DeviceMemory};
 
+use crate::threads;
+
 /// The helper of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Quiet(Arc<Shared>);
@@ -42,10 +44,7 @@ impl Quiet {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.alive {
             let (shared, memory) = (Arc::clone(&self.0), Arc::clone(memory));
-            std::thread::Builder::new()
-                .name("ebb-quiet".into())
-                .spawn(move || help(&shared, &*memory))
-                .ok()?;
+            threads::spawn("ebb-quiet", move || help(&shared, &*memory)).ok()?;
             state.alive = true;
         }
         let round = state.begun + 1;

@@ -20,7 +20,7 @@ use crate::entry;
 use crate::memory::managed;
 use crate::memory::phys::Phys;
 use crate::process::{lock, process};
-use crate::stream::block_signals;
+use crate::stream::spawn;
 
 const LOCK: u32 = 1;
 const CHECKPOINT: u32 = 2;
@@ -34,21 +34,18 @@ static SERVICE_THREAD: AtomicI32 = AtomicI32::new(0);
 /// Starts the thread that serves other processes.
 pub(crate) fn start_service() {
     // Without the thread only checkpoints by other processes do not work, and they say so by not answering.
-    let _ = std::thread::Builder::new()
-        .name("ebb-sim-service".into())
-        .spawn(|| {
-            block_signals();
-            // SAFETY: gettid has no preconditions.
-            SERVICE_THREAD.store(unsafe { libc::gettid() }, Ordering::Release);
-            while !entry::is_ready() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let machine = process().machine;
-            while let Some(request) = machine.next_request() {
-                let result = change(request.code, request.argument);
-                machine.answer(request, result.err().map_or(0, |code| code.0));
-            }
-        });
+    let _ = spawn("ebb-sim-service", || {
+        // SAFETY: gettid has no preconditions.
+        SERVICE_THREAD.store(unsafe { libc::gettid() }, Ordering::Release);
+        while !entry::is_ready() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let machine = process().machine;
+        while let Some(request) = machine.next_request() {
+            let result = change(request.code, request.argument);
+            machine.answer(request, result.err().map_or(0, |code| code.0));
+        }
+    });
 }
 
 fn change(code: u32, argument: u64) -> R {

@@ -124,12 +124,7 @@ impl Stream {
             queue.started = true;
             let stream = Arc::clone(self);
             // A process without room for a thread is beyond help: the work is then done here, which is early but in order.
-            let spawned = std::thread::Builder::new()
-                .name("ebb-sim-stream".into())
-                .spawn(move || {
-                    block_signals();
-                    stream.work_off();
-                });
+            let spawned = spawn("ebb-sim-stream", move || stream.work_off());
             if spawned.is_err() {
                 queue.started = false;
                 let jobs = std::mem::take(&mut queue.jobs);
@@ -268,14 +263,21 @@ impl Stream {
     }
 }
 
-/// Signals are for the program's threads.
-pub(crate) fn block_signals() {
-    // SAFETY: the set is initialised by sigfillset before it is used; only this thread's mask changes.
-    unsafe {
+/// Starts a thread that takes no signals, not even in its first moment: they are for the program's threads.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    // SAFETY: the sets are plain data, initialised by `sigfillset` and `pthread_sigmask` before they are read; only the calling thread's
+    // mask changes, which its new thread begins with.
+    let before = unsafe {
         let mut all = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
-    }
+        let mut before = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    };
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(work);
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    spawned.map(drop)
 }
 
 /// Submits work to a stream, or records it if the stream is being captured. Returns the ticket (0 when recorded).

@@ -36,6 +36,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use crate::core::Core;
 use crate::device::{Device, Mode};
 use crate::fd::{ChildSlot, OurFd};
+use crate::threads;
 
 /// More messages than this wait only if the daemon does not read.
 const OUTBOX_MAX: usize = 4096;
@@ -115,9 +116,7 @@ impl Link {
             return alone("no socket to try".into());
         }
         let core = Arc::clone(core);
-        let spawned = std::thread::Builder::new()
-            .name("ebb-link".into())
-            .spawn(move || thread::run(&core));
+        let spawned = threads::spawn("ebb-link", move || thread::run(&core));
         if let Err(error) = spawned {
             alone(format!("no thread: {error}"));
         }

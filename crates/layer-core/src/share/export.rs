@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::engine::Engine;
 use crate::fd::OurFd;
 use crate::pins::{self, PinId, PinReason};
+use crate::threads;
 
 /// How long a daemon that lives takes at most to answer.
 const ROUND_TRIP: Duration = Duration::from_secs(2);
@@ -154,10 +155,7 @@ pub(super) fn ask(core: &Arc<Core>, ask: Ask) {
     exports.asks.push_back(ask);
     if !exports.thread {
         let theirs = Arc::clone(core);
-        exports.thread = std::thread::Builder::new()
-            .name("ebb-share".into())
-            .spawn(move || serve(&theirs))
-            .is_ok();
+        exports.thread = threads::spawn("ebb-share", move || serve(&theirs)).is_ok();
         if !exports.thread {
             let refused: Vec<Ask> = exports.asks.drain(..).collect();
             drop(exports);

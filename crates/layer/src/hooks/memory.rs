@@ -11,6 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ebb_abi::*;
+use ebb_layer_core::threads;
 use ebb_units::Bytes;
 
 use crate::barrier;
@@ -222,11 +223,7 @@ fn start_freeing(running: &'static Running) -> Option<Sender<u64>> {
             }));
         }
     };
-    std::thread::Builder::new()
-        .name("ebb-free".into())
-        .spawn(free)
-        .ok()
-        .map(|_| sender)
+    threads::spawn("ebb-free", free).ok().map(|_| sender)
 }
 
 /// Called by the driver, on a thread of its own, when everything before the free has run. It must not call the driver.

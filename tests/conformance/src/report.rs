@@ -53,12 +53,9 @@ impl Cell {
 }
 
 impl Report<'_> {
-    /// The reason, if this disagreement is known: of ebb, or of the simulated GPU itself.
+    /// The entry, if this disagreement of ebb's is known on this GPU.
     fn known(&self, name: &str, mode: Mode) -> Option<&'static Known> {
-        known::find(name, mode).filter(|_| match mode {
-            Mode::Plain => self.simulated,
-            _ => matches!(self.tool, Tool::Ebb { .. }),
-        })
+        known::find(name, mode, self.simulated).filter(|_| matches!(self.tool, Tool::Ebb { .. }))
     }
 
     fn cells(&self) -> (BTreeMap<&'static str, Vec<Cell>>, Vec<Cell>) {

@@ -181,19 +181,24 @@ pub(crate) fn cuMemMap(
 ) -> R {
     let (size, offset, unit) = (size as u64, offset as u64, granularity());
     let found = find(handle)?;
-    if flags != 0 || offset != 0 || size == 0 || !size.is_multiple_of(unit) || !ptr.0.is_multiple_of(unit) {
+    if flags != 0 || offset != 0 || size == 0 || ptr.is_null() {
         return Err(INVALID);
     }
-    if size > found.phys.bytes {
+    // Other codes than one would expect, as measured: a size that cannot be had from this memory, and addresses of nobody.
+    if size > found.phys.bytes || !size.is_multiple_of(unit) {
+        return Err(CUresult::ERROR_NOT_SUPPORTED);
+    }
+    if !ptr.0.is_multiple_of(unit) {
         return Err(INVALID);
     }
     if let Some(multicast) = &found.multicast {
         multicast.wait_complete();
     }
     let mut tables = process().memory.write();
-    let inside = tables
+    let (base, reservation) = tables
         .reservation_at(ptr.0)
-        .is_some_and(|(base, found)| found.by_program && ptr.0 + size <= base + found.size);
+        .ok_or(CUresult::ERROR_NOT_SUPPORTED)?;
+    let inside = reservation.by_program && ptr.0 + size <= base + reservation.size;
     if !inside || tables.has_mapping_in(ptr.0, size) {
         return Err(INVALID);
     }

@@ -64,9 +64,11 @@ fn current_pool(location: CUmemLocation) -> Result<Arc<Pool>, CUresult> {
 }
 
 fn allocate(c: &Caller, out: *mut CUdeviceptr, bytes: usize, pool: &Pool, stream: &Arc<Stream>) -> R {
-    if out.is_null() || bytes == 0 || pool.imported {
+    if out.is_null() || pool.imported {
         return Err(INVALID);
     }
+    // No bytes are given a place like any other number, as measured.
+    let bytes = bytes.max(1);
     stream.context.check()?;
     if stream.capturing.load(Ordering::Acquire) {
         let access = lock(&pool.state).access.clone();

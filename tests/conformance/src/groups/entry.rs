@@ -168,12 +168,9 @@ pub(super) const ALL: &[Behaviour] = &[
                 "unknown",
                 cu.cuGetProcAddress(c"cuNoSuchCall".as_ptr(), &mut at, 12000, 0),
             );
-            t.code(
-                "no place",
-                cu.cuGetProcAddress(c"cuMemAlloc".as_ptr(), null_mut(), 12000, 0),
-            );
         },
-    ),
+    )
+    .fact(&["known: SUCCESS", "found: true", "unknown: NOT_FOUND"]),
     Behaviour::new(
         "entry.no_status_place",
         "The second form without a place for the status",

@@ -107,14 +107,14 @@ pub(super) const ALL: &[Behaviour] = &[
         "wait: SUCCESS",
     ]),
     Behaviour::new(
-        "async.zero_size_is_invalid",
-        "No bytes, no place: refused",
+        "async.zero_size_is_memory",
+        "No bytes are given like any other number, no place is refused",
         |t, cu| {
             t.see("no bytes", either(take(cu, 0, NO_STREAM).map(|_| "memory")));
             t.code("no place", cu.cuMemAllocAsync(std::ptr::null_mut(), 64, NO_STREAM));
         },
     )
-    .fact(&["no bytes: INVALID_VALUE", "no place: INVALID_VALUE"]),
+    .fact(&["no bytes: \"memory\"", "no place: INVALID_VALUE"]),
     Behaviour::new(
         "async.more_than_the_card",
         "More than the card has is out of memory",

@@ -90,6 +90,8 @@ fn imports_reads_and_writes(t: &mut Test, cu: Driver, socket: UnixStream) {
         cu.map(address, GRANULE, handle);
         t.see("bytes", format!("{:?}", cu.read(address, 4)));
         cu.write(plus(address, 4), &[5, 6]);
+        // A short copy may still be under way when its call returns; neither unmapping nor the other process waits for it.
+        cu.sync();
         t.code("unmap", cu.cuMemUnmap(address, GRANULE));
         t.code("release", cu.cuMemRelease(handle));
     }
@@ -460,6 +462,7 @@ pub(super) const ALL: &[Behaviour] = &[
             let address = cu.reserve(GRANULE);
             cu.map(address, GRANULE, handle);
             cu.write(address, &[8; 8]);
+            cu.sync();
             let fd = export(cu, handle).expect("exported");
             must("unmap", cu.cuMemUnmap(address, GRANULE));
             must("release", cu.cuMemRelease(handle));

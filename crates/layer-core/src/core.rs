@@ -134,6 +134,12 @@ impl Core {
             .cloned()
     }
 
+    /// Whether any device's ranges have an address in `[ptr, ptr + size)`.
+    pub(crate) fn overlaps(&self, ptr: u64, size: u64) -> bool {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.iter().flatten().any(|device| device.overlaps(ptr, size))
+    }
+
     /// The numbers of devices: taken inside [`Self::change_devices`] only.
     pub(crate) fn uuids(&self) -> MutexGuard<'_, Vec<DeviceUuid>> {
         self.uuids.lock().unwrap_or_else(PoisonError::into_inner)

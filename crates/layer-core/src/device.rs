@@ -218,6 +218,10 @@ impl Device {
         self.lock().pool.contains(ptr)
     }
 
+    pub(crate) fn overlaps(&self, ptr: u64, size: u64) -> bool {
+        self.lock().pool.overlaps(ptr, size)
+    }
+
     /// Takes chunks apart on the device and enters it in the books.
     pub(crate) fn take_apart(&self, core: &Core, apart: &Dismantle) {
         if apart.chunks.is_empty() {

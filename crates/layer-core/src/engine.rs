@@ -442,6 +442,12 @@ impl Engine {
         !self.core.is_child() && self.core.device_of(ptr).is_some()
     }
 
+    /// Whether `[ptr, ptr + size)` has an address in a range of ours, allocated or not.
+    #[must_use]
+    pub fn overlaps(&self, ptr: u64, size: u64) -> bool {
+        !self.core.is_child() && self.core.overlaps(ptr, size)
+    }
+
     /// What the program is told about a device's memory.
     #[must_use]
     pub fn mem_info(&self, device: usize) -> MemInfo {

@@ -51,6 +51,8 @@ pub(crate) struct Managed {
     primary: Option<CUcontext>,
     /// What contexts take, as far as we saw it.
     overhead: Bytes,
+    /// Which of them took how much of it.
+    took: Vec<(CUcontext, u64)>,
 }
 
 static RUNNING: AtomicPtr<Running> = AtomicPtr::new(core::ptr::null_mut());
@@ -265,6 +267,7 @@ impl Running {
             contexts,
             primary,
             overhead,
+            took: Vec::new(),
         };
         if facts.vmm {
             match CudaDevice::new(Arc::clone(&self.table), ordinal, context, &facts) {
@@ -274,6 +277,10 @@ impl Running {
                     device.overhead = context
                         .and_then(|_| nvml::process_bytes(facts.uuid))
                         .unwrap_or(Bytes::ZERO);
+                    device.took = context
+                        .map(|context| (context, device.overhead.0))
+                        .into_iter()
+                        .collect();
                     let memory: Arc<dyn DeviceMemory> = Arc::clone(&cuda) as Arc<dyn DeviceMemory>;
                     match self
                         .engine
@@ -309,22 +316,29 @@ impl Running {
         }
     }
 
-    /// A context goes, and everything that was allocated in it. `alive`: the driver has not destroyed it yet.
-    pub(crate) fn context_goes(&self, context: CUcontext, alive: bool) {
+    /// A context goes, and everything that was allocated in it. `alive`: the driver has not destroyed it yet. Says what the driver took for it,
+    /// as far as that was seen.
+    pub(crate) fn context_goes(&self, context: CUcontext, alive: bool) -> u64 {
         let _attaching = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
         hooks::ipc::context_goes(self, context);
         hooks::share::context_goes(self, context);
+        hooks::forbidden::context_goes(context);
         let device = self.change_devices(|devices| {
             let device = devices
                 .iter_mut()
                 .find(|device| device.contexts.contains(&context))?;
             device.contexts.retain(|&known| known != context);
             device.primary.take_if(|primary| *primary == context);
-            Some(device.clone())
+            let took: u64 = device
+                .took
+                .extract_if(.., |(of, _)| *of == context)
+                .map(|(_, bytes)| bytes)
+                .sum();
+            Some((device.clone(), took))
         });
-        let Some(device) = device else { return };
+        let Some((device, took)) = device else { return 0 };
         let (Some(index), Some(cuda)) = (device.index, &device.cuda) else {
-            return;
+            return 0;
         };
         if !alive {
             // No call may be made in it any more, also not while the engine lets go.
@@ -341,6 +355,7 @@ impl Running {
         if alive {
             cuda.remove_context(context);
         }
+        took
     }
 
     /// The program holds a device's primary context.
@@ -357,11 +372,38 @@ impl Running {
         self.read_devices(|devices| devices.iter().find(|device| device.ordinal == ordinal)?.primary)
     }
 
-    /// The driver took more for itself on a device.
-    pub(crate) fn overhead_grows(&self, index: usize, bytes: u64) {
+    /// Whether a device has contexts beside its primary one.
+    pub(crate) fn has_other_contexts(&self, ordinal: CUdevice) -> bool {
+        self.read_devices(|devices| {
+            devices.iter().any(|device| {
+                device.ordinal == ordinal
+                    && device
+                        .contexts
+                        .iter()
+                        .any(|&context| Some(context) != device.primary)
+            })
+        })
+    }
+
+    /// The driver took more for itself on a device, for a context.
+    pub(crate) fn overhead_grows(&self, index: usize, context: CUcontext, bytes: u64) {
+        self.change_overhead(index, |device| {
+            device.overhead = Bytes(device.overhead.0.saturating_add(bytes));
+            device.took.push((context, bytes));
+        });
+    }
+
+    /// The driver gave back what it had taken for a context.
+    pub(crate) fn overhead_shrinks(&self, index: usize, bytes: u64) {
+        self.change_overhead(index, |device| {
+            device.overhead = Bytes(device.overhead.0.saturating_sub(bytes));
+        });
+    }
+
+    fn change_overhead(&self, index: usize, change: impl FnOnce(&mut Managed)) {
         let overhead = self.change_devices(|devices| {
             let device = devices.iter_mut().find(|device| device.index == Some(index))?;
-            device.overhead = Bytes(device.overhead.0.saturating_add(bytes));
+            change(device);
             Some(device.overhead)
         });
         if let Some(overhead) = overhead {

@@ -20,14 +20,6 @@ impl On {
             Self::Simulated => simulated,
         }
     }
-
-    #[test]
-    fn an_entry_holds_where_it_says() {
-        let at = |name, simulated| find(name, Mode::Ebb, simulated).is_some();
-        assert!(at("free.then_use_is_refused", true) && at("free.then_use_is_refused", false));
-        assert!(at("copy.past_the_end_is_invalid", true) && !at("copy.past_the_end_is_invalid", false));
-        assert!(!at("copy.across_two_small_allocations", true) && at("copy.across_two_small_allocations", false));
-    }
 }
 
 /// Disagreements that are known.
@@ -89,30 +81,6 @@ pub(crate) const KNOWN: &[Known] = &[
         why: "an allocation from the pool asks the driver nothing, so that it succeeds in a broken context",
     },
     Known {
-        names: &["context.destroyed_gives_memory_back"],
-        modes: EBB,
-        on: On::Both,
-        sometimes: false,
-        why: "what the driver takes for a context is measured from time to time, so that it is counted a little longer",
-    },
-    Known {
-        names: &["context.a_thread_with_none"],
-        modes: EBB,
-        on: On::Both,
-        sometimes: false,
-        why: "ranges of ebb's memory are answered without asking for a current context",
-    },
-    Known {
-        names: &[
-            "capture.alloc_in_global_mode",
-            "capture.alloc_in_thread_local_mode",
-        ],
-        modes: EBB,
-        on: On::Both,
-        sometimes: false,
-        why: "an allocation from the pool asks the driver nothing, so that it succeeds where a capture forbids it",
-    },
-    Known {
         names: &["copy.of_another_devices_memory"],
         modes: EBB,
         on: On::Both,
@@ -154,6 +122,8 @@ mod tests {
         let at = |name, simulated| find(name, Mode::Ebb, simulated).is_some();
         assert!(at("free.then_use_is_refused", true) && at("free.then_use_is_refused", false));
         assert!(at("copy.past_the_end_is_invalid", true) && !at("copy.past_the_end_is_invalid", false));
-        assert!(!at("copy.across_two_small_allocations", true) && at("copy.across_two_small_allocations", false));
+        assert!(
+            !at("copy.across_two_small_allocations", true) && at("copy.across_two_small_allocations", false)
+        );
     }
 }

@@ -221,6 +221,14 @@ impl Pool {
         self.space.range_of(ptr).is_some()
     }
 
+    /// Whether `[ptr, ptr + size)` has an address of ours. Of no bytes, the one at `ptr` counts.
+    pub(crate) fn overlaps(&self, ptr: u64, size: u64) -> bool {
+        let end = ptr.saturating_add(size.max(1));
+        self.space
+            .ranges()
+            .any(|(start, len)| start < end && ptr - start.min(ptr) < len)
+    }
+
     fn segment_len(&self) -> u64 {
         SEGMENT.next_multiple_of(self.granule)
     }

@@ -46,6 +46,15 @@ fn chunks_are_whole_granules_and_few_for_large_sizes() {
     assert_eq!(chunk_size(8 << 30, 2 * MIB, largest), 128 * MIB);
 }
 
+#[test]
+fn a_range_overlaps_ours_if_any_address_does() {
+    let pool = pool();
+    let (start, end) = (1 << 40, (1 << 40) + 256 * MIB);
+    assert!(pool.overlaps(start, 1) && pool.overlaps(end - 1, 1) && pool.overlaps(start + MIB, 0));
+    assert!(pool.overlaps(start - MIB, 2 * MIB) && pool.overlaps(start - MIB, 1 << 30));
+    assert!(!pool.overlaps(start - MIB, MIB) && !pool.overlaps(end, u64::MAX) && !pool.overlaps(0, 1 << 40));
+}
+
 /// Two threads need a segment at the same time: one of them is too many, and does not stay for ever.
 #[test]
 fn a_superfluous_segment_goes_to_the_cache() {

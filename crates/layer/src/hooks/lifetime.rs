@@ -127,13 +127,17 @@ fn try_again(result: CUresult, since: &mut Option<Instant>) -> bool {
     true
 }
 
+/// What the process has on a managed device now; nothing before its first context.
+fn has(running: &Running, dev: CUdevice) -> Option<(usize, u64)> {
+    let index = running.index_of(dev)?;
+    let device = running.by_index(index)?;
+    let bytes = nvml::process_bytes(device.facts.uuid).unwrap_or_default();
+    Some((index, bytes.0))
+}
+
 /// What the process had on a managed device before something new was made there.
 fn before(dev: CUdevice) -> Option<(usize, u64)> {
-    with(|running| {
-        let index = running.index_of(dev)?;
-        let device = running.by_index(index)?;
-        Some((index, nvml::process_bytes(device.facts.uuid)?.0))
-    })
+    with(|running| has(running, dev))
 }
 
 /// A context was made: the device is managed from now on, and what a further context took is the driver's own.
@@ -147,7 +151,7 @@ fn context_made(context: *mut CUcontext, dev: CUdevice, before: Option<(usize, u
         {
             let device = running.by_index(index)?;
             let after = nvml::process_bytes(device.facts.uuid)?.0;
-            running.overhead_grows(index, after.saturating_sub(before));
+            running.overhead_grows(index, *context, after.saturating_sub(before));
         }
         running.works_on_current();
         Some(())
@@ -189,6 +193,9 @@ pub(crate) unsafe extern "C-unwind" fn cuDevicePrimaryCtxRetain(
     pctx: *mut CUcontext,
     dev: CUdevice,
 ) -> CUresult {
+    // A context that the program holds already is only held once more.
+    let is_new = with(|running| running.primary_of(dev).is_none().then_some(())).is_some();
+    let before = if is_new { before(dev) } else { None };
     let mut since = None;
     // SAFETY: the program's own call.
     let mut result = unsafe { real::cuDevicePrimaryCtxRetain(pctx, dev) };
@@ -197,7 +204,7 @@ pub(crate) unsafe extern "C-unwind" fn cuDevicePrimaryCtxRetain(
         result = unsafe { real::cuDevicePrimaryCtxRetain(pctx, dev) };
     }
     if result.is_success() {
-        context_made(pctx, dev, None);
+        context_made(pctx, dev, before);
         with(|running| {
             // SAFETY: the driver has just written it.
             running.set_primary(dev, unsafe { pctx.read() });
@@ -207,16 +214,41 @@ pub(crate) unsafe extern "C-unwind" fn cuDevicePrimaryCtxRetain(
     result
 }
 
+/// A context that is about to go from a device with others: what the driver took for it, and what the process had before.
+struct Going {
+    device: CUdevice,
+    took: u64,
+    before: u64,
+}
+
+impl Going {
+    /// `None` if nothing is known to have been taken for it, or if the device goes with it.
+    fn new(running: &Running, device: CUdevice, took: u64) -> Option<Self> {
+        if took == 0 {
+            return None;
+        }
+        let (_, before) = has(running, device)?;
+        Some(Self { device, took, before })
+    }
+
+    /// It is gone: what the driver gave back counts no longer. Never more than was taken for it, for other threads may free at the same time.
+    fn gone(self, running: &Running) {
+        if let Some((index, after)) = has(running, self.device) {
+            running.overhead_shrinks(index, self.before.saturating_sub(after).min(self.took));
+        }
+    }
+}
+
 /// Before a context is destroyed by name: its memory is freed while its streams still work.
-fn before_destroy(context: CUcontext) {
+fn before_destroy(context: CUcontext) -> Option<Going> {
     with(|running| {
         let device = running.device_of(context)?;
         let index = running.index_of(device)?;
         // The driver would let running work of the context die; ours must not have its memory taken away under it.
         let _ = capture::without_captures(|| running.quiesce(index));
-        running.context_goes(context, true);
-        Some(())
-    });
+        let took = running.context_goes(context, true);
+        Going::new(running, device, took)
+    })
 }
 
 macro_rules! destroy {
@@ -225,9 +257,13 @@ macro_rules! destroy {
         /// As the driver's function.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name(ctx: CUcontext) -> CUresult {
-            before_destroy(ctx);
+            let going = before_destroy(ctx);
             // SAFETY: the program's own call.
-            unsafe { real::$name(ctx) }
+            let result = unsafe { real::$name(ctx) };
+            if result.is_success() && let Some(going) = going {
+                with(|running| { going.gone(running); Some(()) });
+            }
+            result
         }
     )*};
 }
@@ -235,7 +271,7 @@ destroy! { cuCtxDestroy cuCtxDestroy_v2 }
 
 /// After a primary context was let go: if that was the last hold on it, it is gone, and its memory with it. How many holds there
 /// are only the driver knows for certain.
-fn after_primary(running: &Running, dev: CUdevice) {
+fn after_primary(running: &Running, dev: CUdevice, before: Option<u64>) {
     let (mut flags, mut active) = (0, 1);
     // SAFETY: valid places for the answers.
     let known = unsafe {
@@ -247,7 +283,15 @@ fn after_primary(running: &Running, dev: CUdevice) {
         && active == 0
         && let Some(context) = running.primary_of(dev)
     {
-        running.context_goes(context, false);
+        let took = running.context_goes(context, false);
+        if let Some(before) = before {
+            Going {
+                device: dev,
+                took,
+                before,
+            }
+            .gone(running);
+        }
     }
 }
 
@@ -259,10 +303,12 @@ macro_rules! primary {
         pub(crate) unsafe extern "C-unwind" fn $name(dev: CUdevice) -> CUresult {
             // What the program made by handles outlives the context, and can be copied only while there is one.
             with(|running| { running.engine.vmm_bring_back(running.index_of(dev)?); Some(()) });
+            // The figure is of use only if the device stays managed, with a context of the program's own.
+            let before = with(|running| running.has_other_contexts(dev).then(|| has(running, dev))?);
             // SAFETY: the program's own call.
             let result = unsafe { real::$name(dev) };
             if result.is_success() {
-                with(|running| { after_primary(running, dev); Some(()) });
+                with(|running| { after_primary(running, dev, before.map(|(_, bytes)| bytes)); Some(()) });
             }
             result
         }

@@ -16,7 +16,7 @@ use ebb_units::Bytes;
 
 use crate::barrier;
 use crate::bridge::{self, Running};
-use crate::hooks::{capture, external, pools, share, with};
+use crate::hooks::{capture, external, forbidden, pools, share, with};
 use crate::symbols::real;
 
 /// The driver's pitch of rows: each begins at a multiple of this.
@@ -32,6 +32,9 @@ enum Answer<T> {
 
 fn allocate(running: &Running, size: usize) -> Option<Answer<u64>> {
     let (index, context) = running.here()?;
+    if let Some(code) = forbidden::refused(running) {
+        return Some(Answer::Code(code));
+    }
     match running.engine.alloc(index, size as u64, context.0 as u64) {
         Ok(ptr) => Some(Answer::Ours(ptr)),
         Err(error) => bridge::alloc_code(error).map(Answer::Code),
@@ -127,7 +130,11 @@ fn free_ours(running: &Running, ptr: u64) -> Option<CUresult> {
     if capture::put_off(ptr, || set_pending(ptr)) {
         return Some(CUresult::SUCCESS);
     }
-    let waited = capture::without_captures(|| running.quiesce(allocation.device));
+    let waited = capture::without_captures(|| {
+        running.quiesce(allocation.device)?;
+        forbidden::free_pieces();
+        Ok(())
+    });
     match waited {
         Some(Ok(())) => {}
         // An error of earlier work, which the driver's own free would report as well. The context is lost then.

@@ -6,6 +6,7 @@
 pub(crate) mod capture;
 pub(crate) mod current;
 pub(crate) mod external;
+pub(crate) mod forbidden;
 pub(crate) mod ipc;
 pub(crate) mod lifetime;
 pub(crate) mod memory;

@@ -355,10 +355,11 @@ macro_rules! allocate {
             dptr: *mut CUdeviceptr, bytesize: usize $(, $pool: CUmemoryPool)?, hStream: CUstream
         ) -> CUresult {
             let mut counted = Counted::Not;
-            if !dptr.is_null() && bytesize != 0 {
+            if !dptr.is_null() {
                 let pool = None::<CUmemoryPool>;
                 $( let pool = pool.or(Some($pool)); )?
-                match with(|running| allocate(running, pool, hStream, $per_thread, bytesize)) {
+                // No bytes are given a place by the driver, like one byte; unlike `cuMemAlloc`.
+                match with(|running| allocate(running, pool, hStream, $per_thread, bytesize.max(1))) {
                     Some(Served::Ours(ptr)) => {
                         // SAFETY: not null, and the program's place for the answer.
                         unsafe { dptr.write(CUdeviceptr(ptr)) };

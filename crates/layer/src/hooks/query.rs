@@ -133,7 +133,12 @@ pub(crate) unsafe extern "C-unwind" fn cuMemGetAddressRange_v2(
     psize: *mut usize,
     dptr: CUdeviceptr,
 ) -> CUresult {
-    match with(|running| running.lookup(dptr.0)) {
+    // Without a current context the driver refuses the question.
+    let ours = with(|running| {
+        let allocation = running.lookup(dptr.0)?;
+        running.current_context().map(|_| allocation)
+    });
+    match ours {
         Some(allocation) => {
             // SAFETY: the program's places for the answer; either may be null.
             unsafe {

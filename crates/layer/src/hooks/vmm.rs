@@ -65,9 +65,10 @@ fn with_real(
     })
 }
 
-/// Whether addresses are the pool's own. To the program they are memory of `cuMemAlloc`, of which nothing can be mapped anew.
-fn is_of_pool(ptr: CUdeviceptr) -> bool {
-    with(|running| running.engine.contains(ptr.0).then_some(())).is_some()
+/// Whether some of these addresses are the pool's own. To the program they are memory of `cuMemAlloc`, of which nothing can be mapped
+/// anew. The pool's range may lie right behind a reservation of the program, so that one that goes too far reaches into it.
+fn is_of_pool(ptr: CUdeviceptr, size: usize) -> bool {
+    with(|running| running.engine.overlaps(ptr.0, size as u64).then_some(())).is_some()
 }
 
 /// Whether a range touches memory that the program made and mapped.
@@ -148,7 +149,7 @@ pub(crate) unsafe extern "C-unwind" fn cuMemMap(
     handle: CUmemGenericAllocationHandle,
     flags: u64,
 ) -> CUresult {
-    if is_of_pool(ptr) {
+    if is_of_pool(ptr, size) {
         return CUresult::ERROR_INVALID_VALUE;
     }
     with_real(
@@ -165,7 +166,7 @@ pub(crate) unsafe extern "C-unwind" fn cuMemMap(
 /// As the driver's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> CUresult {
-    if is_of_pool(ptr) {
+    if is_of_pool(ptr, size) {
         return CUresult::ERROR_INVALID_VALUE;
     }
     if !is_mapped(ptr, size) {
@@ -202,7 +203,7 @@ pub(crate) unsafe extern "C-unwind" fn cuMemSetAccess(
     desc: *const CUmemAccessDesc,
     count: usize,
 ) -> CUresult {
-    if is_of_pool(ptr) {
+    if is_of_pool(ptr, size) {
         return CUresult::ERROR_INVALID_VALUE;
     }
     // SAFETY: the program's own call.
@@ -383,7 +384,7 @@ pub(crate) unsafe extern "C-unwind" fn cuLogicalEndpointBindMem(
 /// As the driver's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUresult {
-    if is_of_pool(ptr) {
+    if is_of_pool(ptr, size) {
         return CUresult::ERROR_INVALID_VALUE;
     }
     // Addresses that are mapped cannot go, and what is away is mapped as far as the program can see.

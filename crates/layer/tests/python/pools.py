@@ -56,7 +56,7 @@ default, current = c_void_p(), c_void_p()
 ok(cuda.cuDeviceGetDefaultMemPool(byref(default), 0))
 ok(cuda.cuDeviceGetMemPool(byref(current), 0))
 print("default is current", default.value == current.value)
-print("nothing", take(0), "null place", cuda.cuMemAllocAsync(None, c_size_t(64), None), "too much", take(1 << 45))
+print("nothing", give(take(0)), "null place", cuda.cuMemAllocAsync(None, c_size_t(64), None), "too much", take(1 << 45))
 print("free null", give(0), "unknown", give(0x7000), "no stream", take(64, c_void_p(0x1234)))
 
 first, second = stream(), stream()

@@ -235,7 +235,11 @@ pub(crate) fn cuMemFree_v2(_: &Caller, dptr: CUdeviceptr) -> R {
     if dptr.is_null() {
         return Ok(());
     }
-    // No context is needed, as measured.
+    // No context is needed, as measured; everything else that is wrong with the caller's is heard.
+    match context::current() {
+        Ok(_) | Err(CUresult::ERROR_INVALID_CONTEXT) => {}
+        Err(code) => return Err(code),
+    }
     let process = process();
     let kind = process
         .memory

@@ -184,21 +184,20 @@ pub(crate) fn cuMemMap(
     if flags != 0 || offset != 0 || size == 0 || ptr.is_null() {
         return Err(INVALID);
     }
-    // Other codes than one would expect, as measured: a size that cannot be had from this memory, and addresses of nobody.
-    if size > found.phys.bytes || !size.is_multiple_of(unit) {
+    // Another size than the memory's has a code of its own, whatever else is wrong with the call. Parts of a multicast object can be mapped.
+    if size != found.phys.bytes && !(found.multicast.is_some() && size < found.phys.bytes) {
         return Err(CUresult::ERROR_NOT_SUPPORTED);
     }
-    if !ptr.0.is_multiple_of(unit) {
+    if !size.is_multiple_of(unit) || !ptr.0.is_multiple_of(unit) {
         return Err(INVALID);
     }
     if let Some(multicast) = &found.multicast {
         multicast.wait_complete();
     }
     let mut tables = process().memory.write();
-    let (base, reservation) = tables
+    let inside = tables
         .reservation_at(ptr.0)
-        .ok_or(CUresult::ERROR_NOT_SUPPORTED)?;
-    let inside = reservation.by_program && ptr.0 + size <= base + reservation.size;
+        .is_some_and(|(base, found)| found.by_program && ptr.0 + size <= base + found.size);
     if !inside || tables.has_mapping_in(ptr.0, size) {
         return Err(INVALID);
     }

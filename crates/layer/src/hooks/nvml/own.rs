@@ -8,7 +8,7 @@ use ebb_units::{Bytes, DeviceUuid};
 use super::real;
 
 /// What this process has on a card, by the driver's own account. `None` where that cannot be known, as in a container
-/// that does not see its processes' numbers.
+/// that does not see its processes' numbers, and where it has no context yet.
 pub(crate) fn process_bytes(uuid: DeviceUuid) -> Option<Bytes> {
     static READY: OnceLock<bool> = OnceLock::new();
     // Nobody holds the loader's lock here: contexts are not made in constructors of libraries.

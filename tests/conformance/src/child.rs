@@ -1,4 +1,4 @@
-//! The process that runs one behaviour and writes down what it saw.
+//! The process that runs one behaviour, or several, and writes down what it saw.
 //!
 //! Lines of its file: `=label: value` of the observation, `?reason` if it is skipped, `!message` if it could not go on,
 //! `#releases pauses refused` of the evictions, `.` at the end. A file without the last line is of a program that died.
@@ -6,17 +6,57 @@
 use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use ebb_abi::{CUdevice, CUdevice_attribute};
+use ebb_abi::{CUcontext, CUdevice, CUdevice_attribute, CUresult};
 
 use crate::behaviour::{Behaviour, Need};
 use crate::driver::{Driver, library};
+use crate::helpers::unblock;
 use crate::observe::{Skip, Test, begin};
 use crate::{evict, groups};
 
-/// Runs it; the exit status.
-pub(crate) fn behave(name: &str, peer: bool, out: &Path) -> i32 {
+/// Runs them, one after the other; the exit status. Of several, each has a file of its own name and starts in a new context.
+pub(crate) fn behave(names: &[String], peer: bool, out: &Path) -> i32 {
+    let [first, others @ ..] = names else { return 2 };
+    let mut status = one(first, peer, out);
+    for name in others {
+        if status != 0 || !start_again() {
+            return status;
+        }
+        status = one(name, peer, &beside(out, name));
+    }
+    status
+}
+
+/// The file of a further behaviour: that of the first one with another name before the way's.
+pub(crate) fn beside(first: &Path, name: &str) -> PathBuf {
+    let way = first.extension().unwrap_or_default().to_string_lossy();
+    first.with_file_name(format!("{name}.{way}"))
+}
+
+/// Lets the context and all that is in it go, so that the next behaviour begins with a new one. Whether that is so.
+fn start_again() -> bool {
+    let cu = Driver;
+    // A behaviour that could not go on may have left a stream waiting.
+    unblock();
+    let _ = cu.cuCtxSetCurrent(CUcontext::NULL);
+    for _ in 0..8 {
+        let (mut flags, mut active) = (0, 1);
+        if cu.cuDevicePrimaryCtxGetState(CUdevice(0), &mut flags, &mut active) != CUresult::SUCCESS {
+            return false;
+        }
+        if active == 0 {
+            return true;
+        }
+        if cu.cuDevicePrimaryCtxRelease_v2(CUdevice(0)) != CUresult::SUCCESS {
+            return false;
+        }
+    }
+    false
+}
+
+fn one(name: &str, peer: bool, out: &Path) -> i32 {
     let Some(behaviour) = groups::all().find(|behaviour| behaviour.name == name) else {
         eprintln!("error: there is no behaviour {name}");
         return 2;

@@ -60,8 +60,10 @@ pub(crate) fn counted() -> Option<(u64, u64, u64)> {
     if !ON.swap(false, Ordering::Relaxed) {
         return None;
     }
+    /// Of behaviours before, in the same process.
+    static COUNTED: AtomicU64 = AtomicU64::new(0);
     let pid = std::process::id();
-    let releases = match ask(&[Request::List])?.pop()? {
+    let releases: u64 = match ask(&[Request::List])?.pop()? {
         Answer::Ok(Payload::List(snapshot)) => snapshot
             .tasks
             .iter()
@@ -71,10 +73,12 @@ pub(crate) fn counted() -> Option<(u64, u64, u64)> {
             .sum(),
         _ => 0,
     };
+    let before = COUNTED.swap(releases, Ordering::Relaxed);
     Some((
-        releases,
-        DONE.load(Ordering::Relaxed),
-        REFUSED.load(Ordering::Relaxed),
+        // The daemon begins anew if the process came to it anew.
+        releases.checked_sub(before).unwrap_or(releases),
+        DONE.swap(0, Ordering::Relaxed),
+        REFUSED.swap(0, Ordering::Relaxed),
     ))
 }
 

@@ -8,6 +8,7 @@
 //! Each behaviour is a small program. What it saw without an interposer is the reference; what is known of the real driver
 //! stands beside it. See `docs/conformance.md`.
 
+mod batch;
 mod behaviour;
 mod child;
 mod driver;
@@ -74,18 +75,22 @@ struct Args {
     /// Write there instead of to standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Behaviours at a time
-    #[arg(long, default_value_t = 4)]
-    jobs: usize,
+    /// Processes at a time (default: 4; on a real card half the processors, at most 12: contexts are made one after the other there)
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Behaviours in one process, each with a new context; what does not pass so is run again by itself (default: 8 on a real
+    /// card, where starting the driver is most of the time, else 1)
+    #[arg(long, value_name = "NUMBER")]
+    batch: Option<usize>,
     /// Seconds after which a run counts as hung
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     limit: u64,
     /// One line for each behaviour while they run
     #[arg(short, long)]
     verbose: bool,
-    /// Run this one behaviour here and write what it saw to --out
-    #[arg(long, hide = true, value_name = "NAME")]
-    behave: Option<String>,
+    /// Run these behaviours here, and write what the first saw to --out, what the others saw beside it
+    #[arg(long, hide = true, value_name = "NAME", value_delimiter = ',')]
+    behave: Vec<String>,
     /// As its second process
     #[arg(long, hide = true, requires = "behave")]
     peer: bool,
@@ -93,9 +98,9 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(name) = &args.behave {
+    if !args.behave.is_empty() {
         let out = args.out.clone().unwrap_or_else(|| "/dev/stdout".into());
-        let status = child::behave(name, args.peer, &out);
+        let status = child::behave(&args.behave, args.peer, &out);
         return ExitCode::from(u8::try_from(status).unwrap_or(1));
     }
     match run(&args) {
@@ -139,7 +144,8 @@ fn run(args: &Args) -> Result<bool> {
         .collect();
     let settings = Settings {
         modes: modes.clone(),
-        jobs: args.jobs,
+        jobs: args.jobs.unwrap_or_else(|| jobs(args.sim)),
+        batch: args.batch.unwrap_or(if args.sim { 1 } else { 8 }),
         limit: Duration::from_secs(args.limit),
         program,
     };
@@ -167,6 +173,12 @@ fn run(args: &Args) -> Result<bool> {
                 "evictions: {releases} took memory off the card, in {behaviours} behaviours; {pauses} pauses, {refused} refused\n"
             );
         }
+        if report.together() > 0 {
+            text += &format!(
+                "together: {} behaviours passed in a process with others\n",
+                report.together()
+            );
+        }
         text += &report.skips();
         text += &report.disagreements();
     }
@@ -186,6 +198,15 @@ fn run(args: &Args) -> Result<bool> {
             .for_each(|line| eprintln!("{line}"));
     }
     Ok(faults.is_empty())
+}
+
+fn jobs(simulated: bool) -> usize {
+    let processors = std::thread::available_parallelism().map_or(4, usize::from);
+    if simulated {
+        4
+    } else {
+        (processors / 2).clamp(4, 12)
+    }
 }
 
 fn tool(args: &Args, folder: &std::path::Path) -> Result<Tool> {

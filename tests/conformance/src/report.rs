@@ -90,6 +90,11 @@ impl Report<'_> {
         )
     }
 
+    /// Behaviours that passed in a process with others.
+    pub(crate) fn together(&self) -> usize {
+        self.results.iter().filter(|result| result.together).count()
+    }
+
     /// What has to be looked at: unexpected disagreements, entries of the known list that agree, a mode that did nothing.
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
@@ -244,6 +249,7 @@ impl Report<'_> {
         json!({
             "gpu": if self.simulated { "simulated" } else { "real" },
             "behaviours": self.results.len(),
+            "together": self.together(),
             "totals": row(&totals),
             "groups": groups.iter().map(|(name, cells)| ((*name).to_owned(), row(cells))).collect::<serde_json::Map<_, _>>(),
             "evictions": { "releases": releases, "pauses": pauses, "refused": refused, "behaviours": behaviours },
@@ -277,7 +283,9 @@ impl Report<'_> {
                 (mode.name().to_owned(), value)
             })
             .collect();
-        json!({ "name": result.behaviour.name, "what": result.behaviour.what, "modes": modes })
+        json!({
+            "name": result.behaviour.name, "what": result.behaviour.what, "together": result.together, "modes": modes,
+        })
     }
 }
 

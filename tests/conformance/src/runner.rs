@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::batch;
 use crate::behaviour::Behaviour;
+use crate::child::beside;
 use crate::ending::bound_to_us;
 use crate::modes::Mode;
 use crate::world::World;
@@ -52,11 +54,16 @@ pub(crate) enum Verdict {
     NotApplicable,
 }
 
+/// One way of running a behaviour, what it saw (if it was run), and what that says.
+pub(crate) type InMode = (Mode, Option<Run>, Verdict);
+
 /// A behaviour in all ways.
 #[derive(Debug)]
 pub(crate) struct Result {
     pub behaviour: &'static Behaviour,
-    pub runs: Vec<(Mode, Option<Run>, Verdict)>,
+    pub runs: Vec<InMode>,
+    /// In processes that other behaviours were run in as well.
+    pub together: bool,
 }
 
 impl Result {
@@ -73,6 +80,8 @@ impl Result {
 pub(crate) struct Settings {
     pub modes: Vec<Mode>,
     pub jobs: usize,
+    /// Behaviours in one process, where that is harmless.
+    pub batch: usize,
     pub limit: Duration,
     pub program: PathBuf,
 }
@@ -86,20 +95,24 @@ pub(crate) fn run_all(
 ) -> Vec<Result> {
     let results: Mutex<Vec<(usize, Result)>> = Mutex::new(Vec::new());
     for (alone, jobs) in [(false, settings.jobs), (true, 1)] {
+        let wanted = behaviours.iter().copied().enumerate();
+        let units = batch::units(
+            wanted.filter(|(_, behaviour)| behaviour.alone == alone),
+            settings.batch,
+        );
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..jobs.max(1) {
                 scope.spawn(|| {
-                    loop {
-                        let at = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(behaviour) = behaviours.get(at) else {
-                            break;
-                        };
-                        if behaviour.alone == alone {
-                            let result = in_all_modes(behaviour, world, settings);
+                    while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let mut together = batch::in_all_modes(unit, world, settings);
+                        for (at, behaviour) in unit {
+                            let result = together
+                                .remove(behaviour.name)
+                                .unwrap_or_else(|| in_all_modes(behaviour, world, settings));
                             progress(&result);
                             if let Ok(mut results) = results.lock() {
-                                results.push((at, result));
+                                results.push((*at, result));
                             }
                         }
                     }
@@ -113,7 +126,7 @@ pub(crate) fn run_all(
 }
 
 fn in_all_modes(behaviour: &'static Behaviour, world: &World, settings: &Settings) -> Result {
-    let mut runs: Vec<(Mode, Option<Run>, Verdict)> = Vec::new();
+    let mut runs: Vec<InMode> = Vec::new();
     for mode in &settings.modes {
         if world.command(*mode, &settings.program).is_none() {
             runs.push((*mode, None, Verdict::NotApplicable));
@@ -136,11 +149,15 @@ fn in_all_modes(behaviour: &'static Behaviour, world: &World, settings: &Setting
         };
         runs.push((*mode, run, verdict));
     }
-    Result { behaviour, runs }
+    Result {
+        behaviour,
+        runs,
+        together: false,
+    }
 }
 
 /// The plain run is held to what is known of the driver, every other one to the plain run.
-fn judge(behaviour: &Behaviour, run: &Run, plain: Option<&Run>) -> Verdict {
+pub(crate) fn judge(behaviour: &Behaviour, run: &Run, plain: Option<&Run>) -> Verdict {
     match &run.end {
         End::Done => {}
         End::Skipped(why) if plain.is_none() => return Verdict::Skipped(why.clone()),
@@ -159,34 +176,52 @@ fn judge(behaviour: &Behaviour, run: &Run, plain: Option<&Run>) -> Verdict {
 }
 
 fn one(behaviour: &Behaviour, mode: Mode, world: &World, settings: &Settings) -> Option<Run> {
-    let out = world.out().join(format!("{}.{}", behaviour.name, mode.name()));
+    several(&[behaviour], mode, settings.limit, world, settings)?.pop()
+}
+
+/// Runs behaviours one after the other in one process. A run that it did not come to is of a dead program.
+pub(crate) fn several(
+    behaviours: &[&Behaviour],
+    mode: Mode,
+    limit: Duration,
+    world: &World,
+    settings: &Settings,
+) -> Option<Vec<Run>> {
+    let names: Vec<&str> = behaviours.iter().map(|behaviour| behaviour.name).collect();
+    let out = world.out().join(format!("{}.{}", names.first()?, mode.name()));
     let errors = out.with_extension(format!("{}.stderr", mode.name()));
     let mut command = world.command(mode, &settings.program)?;
-    command.args(["--behave", behaviour.name, "--out"]).arg(&out);
+    command.args(["--behave", &names.join(","), "--out"]).arg(&out);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     command.stderr(File::create(&errors).map_or_else(|_| Stdio::null(), Stdio::from));
     // A group of its own: what it leaves behind is ended with it.
     bound_to_us(command.process_group(0));
     let began = Instant::now();
     let ended = match command.spawn() {
-        Ok(child) => await_end(child, began + settings.limit),
+        Ok(child) => await_end(child, began + limit),
         Err(error) => Some(format!("it does not start: {error}")),
     };
-    let mut run = read(&out);
-    run.millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    match ended {
-        None => run.end = End::Hung,
-        Some(how) if run.end == End::Died(String::new()) => {
-            let said = std::fs::read_to_string(&errors).unwrap_or_default();
-            run.end = End::Died(format!("{how} {}", said.lines().next().unwrap_or_default()));
+    let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let mut runs = Vec::new();
+    for name in &names {
+        let file = beside(&out, name);
+        let mut run = read(&file);
+        run.millis = millis / names.len() as u64;
+        match &ended {
+            None => run.end = End::Hung,
+            Some(how) if run.end == End::Died(String::new()) => {
+                let said = std::fs::read_to_string(&errors).unwrap_or_default();
+                run.end = End::Died(format!("{how} {}", said.lines().next().unwrap_or_default()));
+            }
+            // What it saw is complete, but it did not end well.
+            Some(how) if !how.is_empty() && run.end == End::Done => run.end = End::Died(how.clone()),
+            Some(_) => {}
         }
-        // What it saw is complete, but it did not end well.
-        Some(how) if !how.is_empty() && run.end == End::Done => run.end = End::Died(how),
-        Some(_) => {}
+        let _ = std::fs::remove_file(&file);
+        runs.push(run);
     }
-    let _ = std::fs::remove_file(&out);
     let _ = std::fs::remove_file(&errors);
-    Some(run)
+    Some(runs)
 }
 
 /// Waits for the end of a process; `None` if it had to be killed. An empty text is a good end.

@@ -42,6 +42,34 @@ fn every_behaviour_is_the_same_in_all_ways() {
     assert!(number(&evictions["releases"]) > behaviours, "{evictions}");
 }
 
+#[test]
+fn behaviours_that_share_a_process_see_the_same() {
+    let _built = ebb_tests::Artefacts::get();
+    let output = Command::new(env!("CARGO_BIN_EXE_ebb-conformance"))
+        .args(["--sim", "--json", "--jobs", "2", "--limit", "60", "--batch", "6"])
+        .args(["--only", "vmm.*", "--only", "free.*", "--only", "context.*"])
+        .output()
+        .expect("the suite starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
+    let results = report["results"].as_array().expect("a list");
+    let names: std::collections::HashSet<&str> = results.iter().filter_map(|r| r["name"].as_str()).collect();
+    assert_eq!(names.len(), results.len(), "each once");
+    let together = |result: &&Value| result["together"] == true;
+    assert!(results.iter().filter(together).count() * 2 > results.len());
+    // What is known to fail was run by itself, and so was what is about contexts.
+    for result in results.iter().filter(together) {
+        assert!(
+            !result["name"].as_str().unwrap_or("").starts_with("context."),
+            "{result}"
+        );
+        for (_, run) in result["modes"].as_object().into_iter().flatten() {
+            assert_eq!(run["verdict"], "passed", "{result}");
+        }
+    }
+}
+
 /// The time of the slowest run.
 fn longest(report: &Value) -> u64 {
     report["results"]

@@ -6,8 +6,8 @@
 //! No driver call is made under any of them, and no lock is held while waiting for a message.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::time::{Duration, Instant};
 
 use ebb_units::DeviceUuid;
 
@@ -64,6 +64,17 @@ impl Waits {
     }
 }
 
+/// Tries until the deadline: for who may not wait for a lock.
+pub(crate) fn before<T>(deadline: Instant, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    loop {
+        let done = attempt();
+        if done.is_some() || Instant::now() >= deadline {
+            return done;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// What all parts share.
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -117,6 +128,16 @@ impl Core {
     pub(crate) fn devices(&self) -> Vec<Arc<Device>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices.iter().flatten().cloned().collect()
+    }
+
+    /// The attached devices, if their table is free before the deadline: for `exit`, which may have interrupted who changes it.
+    pub(crate) fn devices_before(&self, deadline: Instant) -> Option<Vec<Arc<Device>>> {
+        let devices = before(deadline, || match self.devices.try_read() {
+            Ok(devices) => Some(devices),
+            Err(TryLockError::Poisoned(devices)) => Some(devices.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        })?;
+        Some(devices.iter().flatten().cloned().collect())
     }
 
     pub(crate) fn device(&self, index: usize) -> Option<Arc<Device>> {

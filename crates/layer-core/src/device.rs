@@ -1,14 +1,14 @@
 //! One device: its books, what the daemon said about it, and what its owner thread has to do.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use ebb_device::{DeviceError, DeviceMemory};
 use ebb_protocol::ToDaemon;
 use ebb_units::{Bytes, DeviceUuid};
 
-use crate::core::Core;
+use crate::core::{Core, before};
 use crate::engine::ExternalKind;
 use crate::pool::{Dismantle, Pool, Stuck};
 use crate::quiet::Quiet;
@@ -191,6 +191,15 @@ impl Device {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The lock, if nobody has it before the deadline that keeps it for good: for `exit`, which may have interrupted who holds it.
+    pub(crate) fn lock_before(&self, deadline: Instant) -> Option<MutexGuard<'_, State>> {
+        before(deadline, || match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        })
+    }
+
     /// Waits for [`Self::wake`].
     pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
@@ -211,6 +220,11 @@ impl Device {
     /// Everybody who waits on this device looks again. The lock makes sure that nobody is between looking and waiting.
     pub(crate) fn wake(&self) {
         self.lock().version += 1;
+        self.notify();
+    }
+
+    /// The second half of [`Self::wake`], for who has changed the state under its lock.
+    pub(crate) fn notify(&self) {
         self.changed.notify_all();
     }
 

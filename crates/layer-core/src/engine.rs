@@ -26,6 +26,9 @@ use crate::{streamed, threads};
 /// How long detaching and exiting wait for a step of the owner thread.
 const STEP: Duration = Duration::from_secs(2);
 
+/// How long exiting tries to get a lock. They are held for microseconds, if not by the very thread that exits.
+const LOCKS: Duration = Duration::from_millis(500);
+
 /// A live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -681,15 +684,20 @@ impl Engine {
     }
 
     /// `exit` has begun: no new eviction starts, and this waits (bounded) for the one that is under way.
+    ///
+    /// It waits for no lock without a bound: programs call `exit` in signal handlers, which run on a thread that may hold any of them.
     pub fn shutdown(&self) {
         if self.core.is_child() {
             return;
         }
         self.core.exit();
-        self.core.wake_devices();
-        let deadline = Instant::now() + STEP;
-        for device in self.core.devices() {
-            let mut state = device.lock();
+        let (locks, deadline) = (Instant::now() + LOCKS, Instant::now() + STEP);
+        for device in self.core.devices_before(locks).unwrap_or_default() {
+            let Some(mut state) = device.lock_before(locks) else {
+                continue;
+            };
+            state.version += 1;
+            device.notify();
             while matches!(state.phase, Phase::Closing | Phase::CopyingOut) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {

@@ -23,7 +23,7 @@ use crate::barrier::{self, GATE};
 use crate::fences::EventFences;
 use crate::hooks::{self, nvml, pools};
 use crate::library::CUDA;
-use crate::{elf, fork};
+use crate::{alive, elf, fork};
 
 /// The engine and what the layer knows beside it. Made once a process, never freed.
 pub(crate) struct Running {
@@ -56,7 +56,6 @@ pub(crate) struct Managed {
 }
 
 static RUNNING: AtomicPtr<Running> = AtomicPtr::new(core::ptr::null_mut());
-static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// Whether the engine manages more than one device, or ever did.
 static SEVERAL: AtomicBool = AtomicBool::new(false);
 /// 0 not started, 1 started or starting, 2 never in this process (it is a fork of one that had started).
@@ -65,7 +64,7 @@ static STARTED: AtomicU8 = AtomicU8::new(0);
 /// Whether calls pass the gate. The first thing that every touch asks.
 #[inline(always)]
 pub(crate) fn is_running() -> bool {
-    ACTIVE.load(Ordering::Relaxed)
+    alive::is_running()
 }
 
 /// Whether calls on one device may use the memory of another.
@@ -98,11 +97,19 @@ pub(crate) fn give_up() {
 /// In the child of a fork: nothing of the parent's engine is used again. Takes no lock.
 pub(crate) fn forget_in_child() {
     STARTED.store(2, Ordering::Relaxed);
-    ACTIVE.store(false, Ordering::SeqCst);
+    alive::ends();
 }
 
-/// The engine even where it is switched off, for the handlers of `fork` and `exit` and for the report.
+/// The engine of this process, for the handler of `exit` and for the report.
 pub(crate) fn engine() -> Option<&'static Engine> {
+    if alive::is_child() {
+        return None;
+    }
+    inherited()
+}
+
+/// The engine even where it is the parent's: for the handler of `fork` alone, which takes no lock.
+pub(crate) fn inherited() -> Option<&'static Engine> {
     // SAFETY: as in `running`.
     unsafe { RUNNING.load(Ordering::Acquire).as_ref() }.map(|running| &*running.engine)
 }
@@ -139,7 +146,7 @@ pub(crate) fn start() {
         devices: RwLock::new(Vec::new()),
     };
     RUNNING.store(Box::into_raw(Box::new(running)), Ordering::Release);
-    ACTIVE.store(true, Ordering::SeqCst);
+    alive::begins();
 }
 
 /// Whether the program's allocator flushes its caches and tries again after an out-of-memory.

@@ -1,7 +1,7 @@
 //! `fork` and `exit`.
 //!
 //! A child of a fork has one thread, none of the engine's, and no right to the parent's memory, lease or socket: it
-//! forgets everything and passes every call on. If the parent had not started the engine, the child may start its own. The handlers
+//! forgets everything and passes every call on (that it is one it knows from `alive.rs`, before any handler). If the parent had not started the engine, the child may start its own. The handlers
 //! are registered when the engine starts, so a program that never uses a GPU forks without us.
 
 use core::ffi::{c_int, c_void};
@@ -35,17 +35,17 @@ unsafe extern "C" fn child() {
     bridge::forget_in_child();
     crate::hooks::capture::forget_in_child();
     crate::hooks::ipc::forget_in_child();
-    tell(|engine| engine.child_after_fork());
+    tell(bridge::inherited(), ebb_layer_core::Engine::child_after_fork);
 }
 
 extern "C" fn exiting(_: *mut c_void) {
     // The program's own destructors may still free memory after this; nothing of ours begins by itself any more.
     crate::hooks::memory::exiting();
-    tell(|engine| engine.shutdown());
+    tell(bridge::engine(), ebb_layer_core::Engine::shutdown);
 }
 
-fn tell(what: impl FnOnce(&ebb_layer_core::Engine)) {
-    if let Some(engine) = bridge::engine() {
+fn tell(engine: Option<&ebb_layer_core::Engine>, what: impl FnOnce(&ebb_layer_core::Engine)) {
+    if let Some(engine) = engine {
         barrier::catch(AssertUnwindSafe(|| what(engine)));
     }
 }

@@ -21,6 +21,7 @@ compile_error!(
     "the layer must be built with panic = \"unwind\": a fault of ours must not end the host program"
 );
 
+mod alive;
 mod barrier;
 mod bridge;
 mod classes;

@@ -358,6 +358,19 @@ fn no_eviction_after_exit_began() {
     rig.engine.free(ptr).unwrap();
 }
 
+/// A signal handler that calls `exit` runs on a thread that may hold any lock.
+#[test]
+fn exit_in_a_signal_handler_does_not_wait_for_its_own_thread() {
+    let daemon = Daemon::start(Script::default());
+    let rig = Rig::new(Some(&daemon), 64 * G);
+    let device = rig.engine.core.device(rig.device).unwrap();
+    let held = device.lock();
+    rig.engine.shutdown();
+    drop(held);
+    rig.engine.core.change_devices(|_| rig.engine.shutdown());
+    assert!(rig.engine.core.is_exiting());
+}
+
 /// What the daemon judges an ask by must be what is true when it is made.
 #[test]
 fn what_was_freed_in_host_memory_is_told_before_more_is_asked_for() {

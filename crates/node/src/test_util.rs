@@ -305,6 +305,9 @@ impl Client {
             ToLayer::Welcome { session, task, .. } => (client.session, client.task) = (session, task),
             other => panic!("not welcome: {other:?}"),
         }
+        // Right behind it; what it offers is tested with real processes.
+        let features = client.recv();
+        assert!(matches!(features, ToLayer::Features { .. }), "{features:?}");
         client
     }
 

@@ -96,10 +96,9 @@ pub(crate) fn run_all(
     let results: Mutex<Vec<(usize, Result)>> = Mutex::new(Vec::new());
     for (alone, jobs) in [(false, settings.jobs), (true, 1)] {
         let wanted = behaviours.iter().copied().enumerate();
-        let units = batch::units(
-            wanted.filter(|(_, behaviour)| behaviour.alone == alone),
-            settings.batch,
-        );
+        // Of few behaviours fewer share a process, so that all places have something to do.
+        let most = settings.batch.min(behaviours.len().div_ceil(jobs.max(1)));
+        let units = batch::units(wanted.filter(|(_, behaviour)| behaviour.alone == alone), most);
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..jobs.max(1) {

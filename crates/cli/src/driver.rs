@@ -135,8 +135,9 @@ pub(crate) fn simulated_folder() -> Result<PathBuf> {
     ))
 }
 
-/// What `ebb run` finds out about the GPU before it starts a program.
-pub(crate) fn check(gpu: Gpu, devices_known: bool) -> Result<()> {
+/// What `ebb run` finds out about the GPU before it starts a program. `devices_known` asks the daemon, and only where no look
+/// at the machine answers.
+pub(crate) fn check(gpu: Gpu, devices_known: impl FnOnce() -> Result<bool>) -> Result<()> {
     let Some(driver) = find(CUDA) else {
         return Err(CliError::usage(
             format!("no GPU driver: {CUDA} is neither in LD_LIBRARY_PATH nor where the loader looks"),
@@ -153,7 +154,7 @@ pub(crate) fn check(gpu: Gpu, devices_known: bool) -> Result<()> {
             "take its folder out of LD_LIBRARY_PATH",
         ));
     }
-    let present = devices_known || has_device_node() || driver.is_simulated() && simulated_devices();
+    let present = has_device_node() || devices_known()? || driver.is_simulated() && simulated_devices();
     if present {
         return Ok(());
     }

@@ -20,6 +20,20 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 /// Where our descriptors live if the program's limits allow it: below 1,024, the usual limit.
 const HIGH: RawFd = 700;
 
+/// What [`widen_descriptor_table`] asks for: a little more than this library needs.
+const HIGHEST: RawFd = 1_000;
+
+/// Makes room for the high descriptors while the process has one thread, which costs nothing. In any other the kernel waits for a grace
+/// period of all its processors, 5 to 30 ms, whenever the table grows; then it is left to the thread that needs the first of them.
+pub fn widen_descriptor_table() {
+    // Two links of a folder's own, and one for each thread.
+    let single = rustix::fs::stat(c"/proc/self/task").is_ok_and(|folder| folder.st_nlink == 3);
+    if single {
+        // Closed again at once; a program's lower limit refuses it.
+        let _ = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), HIGHEST);
+    }
+}
+
 /// What an open file is. While one descriptor or mapping of it is left, no other file has the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {

@@ -44,6 +44,7 @@ pub mod world;
 pub use config::Config;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};
 pub use error::{AllocError, FreeError, TouchError};
+pub use fd::widen_descriptor_table;
 pub use gate::{DeviceSet, Gate, Knock};
 pub use pins::{PinError, PinId, PinReason};
 pub use share::{Opening, Piece, ShareError, ShareHandle};

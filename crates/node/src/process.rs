@@ -89,11 +89,15 @@ fn seen_by((caller, its_namespace): &Seen, (process, namespace): &Seen) -> Optio
 }
 
 /// This boot, so that pids of another are not mistaken for ours.
-pub(crate) fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .unwrap_or_default()
-        .trim()
-        .to_string()
+pub(crate) fn boot_id() -> &'static str {
+    // Every write of the state file names it.
+    static ID: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    ID.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .unwrap_or_default()
+            .trim()
+            .to_string()
+    })
 }
 
 /// 32 bytes that nobody can guess.

@@ -60,7 +60,7 @@ impl StateFile {
     pub(crate) fn new(sequence: u64, next_task: u64, tasks: Vec<SavedTask>) -> Self {
         Self {
             version: VERSION,
-            boot: process::boot_id(),
+            boot: process::boot_id().into(),
             next_task,
             tasks,
             sequence,
@@ -115,7 +115,13 @@ impl StateFile {
 
 /// A token as `ebb run` puts it into the environment.
 pub(crate) fn hex(token: &[u8; 32]) -> String {
-    token.iter().map(|byte| format!("{byte:02x}")).collect()
+    // Every write of the state file has all tokens.
+    let digits = b"0123456789abcdef";
+    let digit = |value: u8| char::from(digits[usize::from(value)]);
+    token
+        .iter()
+        .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
+        .collect()
 }
 
 pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {

@@ -37,7 +37,7 @@ pub(crate) fn run(global: &Global, args: &RunArgs) -> Result<()> {
         .transpose()?;
     let mut client = connect(global, args.gpu, sim.as_deref())?;
     if sim.is_none() && !args.allow_no_gpu {
-        driver::check(args.gpu, knows_devices(&mut client)?)?;
+        driver::check(args.gpu, || knows_devices(&mut client))?;
     }
     if let Some(why) = program::bypass(&path) {
         warn(&format!("{} passes ebb by: {}", path.display(), why.explain()));
@@ -63,6 +63,7 @@ pub(crate) fn run(global: &Global, args: &RunArgs) -> Result<()> {
             in_front(&sim, std::env::var_os("LD_LIBRARY_PATH")),
         );
     }
+    widen_descriptor_table();
     let error = command.exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound {
         NOT_FOUND
@@ -71,6 +72,16 @@ pub(crate) fn run(global: &Global, args: &RunArgs) -> Result<()> {
     };
     Err(CliError::failed(format!("cannot run {}: {error}", path.display())).with_status(status))
 }
+
+/// Makes room for the high descriptors that the library will have. The kernel keeps the table over `exec`. Growing it there, where
+/// several threads run, would make the first of them wait for a grace period of the kernel, which takes 5 to 30 ms.
+fn widen_descriptor_table() {
+    // Closed again at once. A limit that is lower than this is the program's affair.
+    let _ = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), HIGHEST);
+}
+
+/// Where the library's descriptors end, if the usual limit of 1,024 holds.
+const HIGHEST: i32 = 1_000;
 
 /// A daemon that runs, or one that we start.
 fn connect(global: &Global, gpu: Gpu, sim: Option<&Path>) -> Result<Client> {

@@ -233,7 +233,7 @@ fn choose(gpu: Gpu) -> Result<Gpu> {
     match gpu {
         Gpu::Auto if real => Ok(Gpu::Real),
         Gpu::Auto => Ok(Gpu::Sim),
-        Gpu::Real => driver::check(Gpu::Real, false)
+        Gpu::Real => driver::check(Gpu::Real, || Ok(false))
             .map(|()| Gpu::Real)
             .map_err(|mut error| {
                 error.fix = Some("check `nvidia-smi`, or take `--gpu sim`".into());

@@ -19,6 +19,7 @@ fn register_early() {
     if !barrier::is_off() && !bridge::is_running() {
         // SAFETY: no pointers. Registering twice is registering once.
         unsafe { libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) };
+        barrier::catch(ebb_layer_core::widen_descriptor_table);
     }
 }
 
@@ -137,7 +138,13 @@ fn has(running: &Running, dev: CUdevice) -> Option<(usize, u64)> {
 
 /// What the process had on a managed device before something new was made there.
 fn before(dev: CUdevice) -> Option<(usize, u64)> {
-    with(|running| has(running, dev))
+    with(|running| {
+        if nvml::begin() {
+            // The first context of this process: it had nothing.
+            return Some((running.index_of(dev)?, 0));
+        }
+        has(running, dev)
+    })
 }
 
 /// A context was made: the device is managed from now on, and what a further context took is the driver's own.
@@ -158,6 +165,14 @@ fn context_made(context: *mut CUcontext, dev: CUdevice, before: Option<(usize, u
     });
 }
 
+/// There is no context: what began beside it ends before the program goes on.
+fn context_failed() {
+    with(|_| {
+        nvml::settle();
+        Some(())
+    });
+}
+
 macro_rules! create {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
         /// # Safety
@@ -174,6 +189,8 @@ macro_rules! create {
             }
             if result.is_success() {
                 context_made(pctx, dev, before);
+            } else {
+                context_failed();
             }
             result
         }
@@ -210,6 +227,8 @@ pub(crate) unsafe extern "C-unwind" fn cuDevicePrimaryCtxRetain(
             running.set_primary(dev, unsafe { pctx.read() });
             Some(())
         });
+    } else {
+        context_failed();
     }
     result
 }

@@ -19,7 +19,7 @@ mod processes;
 mod utilisation;
 mod world;
 
-pub(crate) use own::process_bytes;
+pub(crate) use own::{begin, process_bytes, settle};
 
 macro_rules! functions {
     (@hook own $place:ident $name:ident) => { Hook($place::$name as *const ()) };
@@ -89,6 +89,11 @@ functions! {
     pass real nvmlDeviceGetUUID(device: nvmlDevice_t, uuid: *mut c_char, length: u32);
     pass real nvmlInit_v2();
     own processes nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32);
+}
+
+/// Looks up how NVML is started, which takes the loader's lock. Whether it is there.
+fn can_start() -> bool {
+    NVML.real(Function::nvmlInit_v2 as usize) != 0
 }
 
 /// Addresses of the real functions, 0 while unknown.

@@ -1,25 +1,124 @@
 //! What this process has on a card, by the driver's own account: how the layer sees what contexts and the like take.
+//!
+//! NVML takes 10 to 40 ms to start. It starts on a thread beside the driver's call that makes the first context ([`begin`]), which takes
+//! longer, so that nobody waits for it. Not before: a program that only looks for cards, and forks then, must not leave a child
+//! with half an NVML.
 
-use std::sync::OnceLock;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use ebb_abi::nvml::*;
 use ebb_units::{Bytes, DeviceUuid};
 
-use super::real;
+use super::{can_start, real};
+
+/// How long one waits for the other thread. It may itself wait for the loader's lock, which the waiting thread may hold.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Something that is done once, by whoever comes first.
+#[derive(Debug)]
+struct Once {
+    step: Mutex<Step>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Nothing,
+    Going,
+    Done(bool),
+}
+
+impl Once {
+    const fn new() -> Self {
+        Self {
+            step: Mutex::new(Step::Nothing),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Whether the caller is the one who has to do it, and to say so to [`Self::done`].
+    fn claim(&self) -> bool {
+        let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = *step == Step::Nothing;
+        if free {
+            *step = Step::Going;
+        }
+        free
+    }
+
+    fn done(&self, well: bool) {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Step::Done(well);
+        self.changed.notify_all();
+    }
+
+    /// Whether it went well; false also if nobody began, or if it is still going on when the patience ends.
+    fn went_well(&self, patience: Duration) -> bool {
+        let end = Instant::now() + patience;
+        let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match *step {
+                Step::Done(well) => return well,
+                Step::Nothing => return false,
+                Step::Going if left.is_zero() => return false,
+                Step::Going => {
+                    step = self
+                        .changed
+                        .wait_timeout(step, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
+                }
+            }
+        }
+    }
+}
+
+static START: Once = Once::new();
+
+/// Loads the library, as the program itself would find it. Never closed.
+fn load() -> bool {
+    // SAFETY: a name that ends with a zero byte.
+    let handle = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    !handle.is_null()
+}
+
+fn init() -> bool {
+    // SAFETY: no arguments.
+    unsafe { real::nvmlInit_v2() }.is_success()
+}
+
+/// Starts NVML on a thread of its own, once a process. Whether that was now.
+pub(crate) fn begin() -> bool {
+    if !START.claim() {
+        return false;
+    }
+    // Here and not on the thread: it takes a millisecond or less, and the loader's lock may be ours.
+    if !(load() && can_start()) {
+        START.done(false);
+        return true;
+    }
+    let spawned = ebb_layer_core::threads::spawn("ebb-nvml", || {
+        START.done(crate::barrier::run(init).unwrap_or(false));
+    });
+    if spawned.is_err() {
+        START.done(init());
+    }
+    true
+}
+
+/// Waits until NVML has started, if it is about to: a program whose context failed may end or fork now.
+pub(crate) fn settle() {
+    START.went_well(PATIENCE);
+}
 
 /// What this process has on a card, by the driver's own account. `None` where that cannot be known, as in a container
 /// that does not see its processes' numbers, and where it has no context yet.
 pub(crate) fn process_bytes(uuid: DeviceUuid) -> Option<Bytes> {
-    static READY: OnceLock<bool> = OnceLock::new();
-    // Nobody holds the loader's lock here: contexts are not made in constructors of libraries.
-    let ready = *READY.get_or_init(|| {
-        // SAFETY: a library of the driver, found as the program itself would find it. Never closed.
-        let handle =
-            unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-        // SAFETY: no arguments.
-        !handle.is_null() && unsafe { real::nvmlInit_v2() }.is_success()
-    });
-    if !ready {
+    if START.claim() {
+        START.done(load() && init());
+    }
+    if !START.went_well(PATIENCE) {
         return None;
     }
     let text = std::ffi::CString::new(uuid.to_string()).ok()?;
@@ -64,4 +163,32 @@ fn processes(device: nvmlDevice_t) -> Option<Vec<nvmlProcessInfo_v3_t>> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_does_it_and_the_others_hear_how_it_went() {
+        let once = Once::new();
+        assert!(
+            !once.went_well(PATIENCE),
+            "nobody began, and nobody is waited for"
+        );
+        assert!(once.claim() && !once.claim());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| once.went_well(Duration::from_secs(600)));
+            once.done(true);
+            assert!(waiting.join().unwrap());
+        });
+        assert!(!once.claim(), "never again");
+    }
+
+    #[test]
+    fn what_hangs_is_not_waited_for_for_ever() {
+        let once = Once::new();
+        assert!(once.claim());
+        assert!(!once.went_well(Duration::from_millis(1)));
+    }
 }

@@ -224,6 +224,12 @@ impl Running {
         })
     }
 
+    /// The contexts that live on a device, by its engine number.
+    pub(crate) fn contexts_of(&self, index: usize) -> Vec<CUcontext> {
+        self.by_index(index)
+            .map_or_else(Vec::new, |device| device.contexts)
+    }
+
     /// The calling thread's current context has changed: its work counts for that device from now on.
     pub(crate) fn works_on_current(&self) {
         let context = self.current_context();

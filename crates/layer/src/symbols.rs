@@ -42,11 +42,16 @@ macro_rules! gate {
             if let crate::barrier::Passage::Refused(code) = passage {
                 return code;
             }
+            let mut instead = None;
             if matches!(KIND, Kind::Addresses | Kind::Anything) && crate::bridge::several() {
                 crate::barrier::run(|| needs::note(KIND, read));
+                instead = crate::hooks::between::instead!($name ($($parameter),*));
             }
-            // SAFETY: the program's own call, with its own arguments.
-            let result = unsafe { crate::symbols::real::$name($($parameter),*) };
+            let result = match instead {
+                Some(result) => result,
+                // SAFETY: the program's own call, with its own arguments.
+                None => unsafe { crate::symbols::real::$name($($parameter),*) },
+            };
             let result = $then(result);
             crate::barrier::leave(passage);
             result

@@ -42,14 +42,22 @@ fn is_host(address: u64) -> bool {
 }
 
 /// As much as the driver checks when a copy is submitted: a device address must lie in somebody's reservation, and a copy
-/// must not leave the blocks of an allocation. Whether memory is mapped there is found out when the copy runs.
-fn check_known(address: u64, bytes: u64) -> R {
+/// must not leave the blocks of an allocation. Whether memory is mapped there is found out when the copy runs; but mapped memory
+/// of another device than the one that copies (`by`) has to let it in already now.
+fn check_known(address: u64, bytes: u64, by: Option<u32>) -> R {
     let tables = process().memory.read();
     if !tables.is_device(address) {
         return Ok(());
     }
     let (base, reservation) = tables.reservation_at(address).ok_or(INVALID)?;
-    if address + bytes > base + reservation.size {
+    let shut = by.is_some_and(|device| {
+        let owner = tables
+            .mapping_at(address)
+            .and_then(|(_, mapping)| mapping.phys.device);
+        owner.is_some_and(|owner| owner != device)
+            && tables.place_for_copy(address, 1, device, false) == Place::Fault
+    });
+    if shut || address + bytes > base + reservation.size {
         Err(INVALID)
     } else {
         Ok(())
@@ -61,8 +69,9 @@ pub(crate) fn copy(stream: &Arc<Stream>, copy: Copy, when: When) -> R {
     if bytes == 0 {
         return stream.context.check();
     }
-    check_known(copy.to.address, copy.width)?;
-    check_known(copy.from.address, copy.width)?;
+    let device = stream.context.device;
+    check_known(copy.to.address, copy.width, Some(device))?;
+    check_known(copy.from.address, copy.width, Some(device))?;
     let captured = stream.capturing.load(std::sync::atomic::Ordering::Acquire);
     if when == When::Now && captured {
         capture::refuse_captured(stream)?;
@@ -205,13 +214,58 @@ pub(crate) fn cuMemcpyPeerAsync(
 /// A copy between devices needs no access of one to the other's memory: it goes through a buffer.
 fn peer(c: &Caller, stream: CUstream, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> R {
     context::current()?;
-    let stream = c.stream(stream)?;
-    if bytes == 0 {
+    peer_copy(&c.stream(stream)?, line(to.0, from.0, bytes as u64))
+}
+
+fn peer_copy(stream: &Arc<Stream>, copy: Copy) -> R {
+    if copy.width * copy.height * copy.depth == 0 {
         return stream.context.check();
     }
-    check_known(to.0, bytes as u64)?;
-    check_known(from.0, bytes as u64)?;
-    submit(&stream, Work::PeerCopy(line(to.0, from.0, bytes as u64))).map(drop)
+    check_known(copy.to.address, copy.width, None)?;
+    check_known(copy.from.address, copy.width, None)?;
+    submit(stream, Work::PeerCopy(copy)).map(drop)
+}
+
+/// The same copy without its contexts, which are looked at.
+fn without_contexts(p: &CUDA_MEMCPY3D_PEER) -> Result<CUDA_MEMCPY3D, CUresult> {
+    context::by_handle(p.dstContext)?;
+    context::by_handle(p.srcContext)?;
+    Ok(CUDA_MEMCPY3D {
+        srcXInBytes: p.srcXInBytes,
+        srcY: p.srcY,
+        srcZ: p.srcZ,
+        srcLOD: p.srcLOD,
+        srcMemoryType: p.srcMemoryType,
+        srcHost: p.srcHost,
+        srcDevice: p.srcDevice,
+        srcArray: p.srcArray,
+        srcPitch: p.srcPitch,
+        srcHeight: p.srcHeight,
+        dstXInBytes: p.dstXInBytes,
+        dstY: p.dstY,
+        dstZ: p.dstZ,
+        dstLOD: p.dstLOD,
+        dstMemoryType: p.dstMemoryType,
+        dstHost: p.dstHost,
+        dstDevice: p.dstDevice,
+        dstArray: p.dstArray,
+        dstPitch: p.dstPitch,
+        dstHeight: p.dstHeight,
+        WidthInBytes: p.WidthInBytes,
+        Height: p.Height,
+        Depth: p.Depth,
+        ..CUDA_MEMCPY3D::default()
+    })
+}
+
+pub(crate) fn cuMemcpy3DPeer(c: &Caller, pCopy: *const CUDA_MEMCPY3D_PEER) -> R {
+    cuMemcpy3DPeerAsync(c, pCopy, CUstream::NULL)
+}
+
+pub(crate) fn cuMemcpy3DPeerAsync(c: &Caller, pCopy: *const CUDA_MEMCPY3D_PEER, hStream: CUstream) -> R {
+    context::current()?;
+    let copy = describe_3d(&without_contexts(&c.get(pCopy)?)?)?;
+    peer_copy(&c.stream(hStream)?, copy)
 }
 
 /// The address and the shape of one side of a 2D or 3D copy.
@@ -402,7 +456,7 @@ fn fill(
     {
         return Err(INVALID);
     }
-    check_known(to, width * element)?;
+    check_known(to, width * element, None)?;
     submit(
         &stream,
         Work::Fill(Fill {

@@ -275,8 +275,17 @@ fn copy_line(to: u64, from: u64, bytes: u64, context: &Shared) -> Result<(), CUr
 
 /// Copies between devices, looking at each side with the eyes of the device that it is on.
 fn run_peer_copy(copy: &Copy) -> Result<(), CUresult> {
-    for (offset, length) in pieces(copy.width) {
-        let (from, to) = (copy.from.address + offset, copy.to.address + offset);
+    for row in 0..copy.height * copy.depth {
+        let (y, z) = (row % copy.height, row / copy.height);
+        let at = |side: &Side| side.address + y * side.pitch + z * side.plane;
+        peer_line(at(&copy.to), at(&copy.from), copy.width)?;
+    }
+    Ok(())
+}
+
+fn peer_line(to: u64, from: u64, bytes: u64) -> Result<(), CUresult> {
+    for (offset, length) in pieces(bytes) {
+        let (from, to) = (from + offset, to + offset);
         let tables = process().memory.read();
         let owner = |address: u64| {
             tables

@@ -231,7 +231,26 @@ fn copies_between_devices() {
         ok(cuda.cuMemcpyPeer(b, second, space, first, 4));
         ok(cuda.cuCtxSynchronize());
         assert_eq!(cuda.read(b, 4), [9; 4]);
-        ok(cuda.cuMemcpyDtoDAsync_v2(b, space, 4, NO_STREAM));
-        assert_eq!(cuda.cuCtxSynchronize(), CUresult::ERROR_ILLEGAL_ADDRESS);
+        assert_eq!(cuda.cuMemcpyDtoDAsync_v2(b, space, 4, NO_STREAM), INVALID);
+        let mut seen = [0_u8; 4];
+        let host = seen.as_mut_ptr().cast();
+        assert_eq!(cuda.cuMemcpyDtoH_v2(host, space, 4), INVALID, "nor to the host");
+        let rows = CUDA_MEMCPY3D_PEER {
+            srcMemoryType: CU_MEMORYTYPE_DEVICE,
+            srcDevice: space,
+            srcContext: first,
+            srcPitch: 2,
+            dstMemoryType: CU_MEMORYTYPE_DEVICE,
+            dstDevice: plus(b, 8),
+            dstContext: second,
+            dstPitch: 4,
+            WidthInBytes: 2,
+            Height: 2,
+            Depth: 1,
+            ..CUDA_MEMCPY3D_PEER::default()
+        };
+        ok(cuda.cuMemcpy3DPeer(&rows));
+        ok(cuda.cuCtxSynchronize());
+        assert_eq!(cuda.read(plus(b, 8), 6), [9, 9, 0, 0, 9, 9]);
     });
 }

@@ -80,20 +80,6 @@ pub(crate) const KNOWN: &[Known] = &[
         sometimes: false,
         why: "an allocation from the pool asks the driver nothing, so that it succeeds in a broken context",
     },
-    Known {
-        names: &["copy.of_another_devices_memory"],
-        modes: EBB,
-        on: On::Both,
-        sometimes: false,
-        why: "ebb's memory of one device is not shown to the others before peer access is enabled",
-    },
-    Known {
-        names: &["pointer.sync_memops_can_be_set"],
-        modes: EBB,
-        on: On::Simulated,
-        sometimes: false,
-        why: "the simulated GPU accepts SYNC_MEMOPS and forgets it; ebb answers what was set, as the driver does",
-    },
 ];
 
 /// The entry for this one, if it is known on this GPU.

@@ -3,6 +3,7 @@
 //! The form of a hook: ask what to do (behind the barrier), make the real call (outside it), tell what came of it
 //! (behind the barrier again). Where nothing of the real call is wanted, the answer is ours.
 
+pub(crate) mod between;
 pub(crate) mod capture;
 pub(crate) mod current;
 pub(crate) mod external;

@@ -269,6 +269,16 @@ impl Peers {
     }
 }
 
+/// Whether the program let a device use the memory of another one, by engine numbers.
+pub(crate) fn reaches(running: &Running, user: usize, owner: usize) -> bool {
+    let (Some(user), Some(owner)) = (running.by_index(user), running.by_index(owner)) else {
+        return false;
+    };
+    let peers = peers();
+    let mut all = peers.0.iter().flatten();
+    all.any(|peering| peering.user == user.ordinal && peering.device == owner.ordinal)
+}
+
 /// Access ends where no context of the same device has it any more.
 fn peering_ends(running: &Running, gone: impl Fn(&Peering) -> bool) {
     let pairs = peers().take(gone);

@@ -16,7 +16,7 @@ pub(crate) mod pointer;
 pub(crate) mod spans;
 pub(crate) mod vmm;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -139,6 +139,8 @@ pub(crate) struct Tables {
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) host: BTreeMap<u64, HostRange>,
+    /// Buffers with SYNC_MEMOPS, by their numbers, which are never used again. What is remembered is all: nothing waits for it.
+    pub(crate) synchronous: BTreeSet<u64>,
 }
 
 /// The tables behind their lock. Kernels and copies hold it for reading while they touch one piece of memory (at most
@@ -184,6 +186,7 @@ impl Memory {
                 mappings: BTreeMap::new(),
                 allocations: BTreeMap::new(),
                 host: BTreeMap::new(),
+                synchronous: BTreeSet::new(),
             }),
         })
     }

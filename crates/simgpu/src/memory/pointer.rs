@@ -24,6 +24,7 @@ struct Facts {
     pool: usize,
     rdma: bool,
     by_program: bool,
+    synchronous: bool,
     access: u32,
 }
 
@@ -47,6 +48,7 @@ fn facts(process: &Process, tables: &Tables, address: u64) -> Option<Facts> {
             pool: 0,
             rdma: false,
             by_program: false,
+            synchronous: false,
             access: CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE.0,
         });
     }
@@ -72,6 +74,7 @@ fn facts(process: &Process, tables: &Tables, address: u64) -> Option<Facts> {
         pool: 0,
         rdma: mapping.phys.properties.allocFlags[0].to_ne_bytes()[1] != 0,
         by_program: allocation.is_none(),
+        synchronous: false,
         access,
     };
     if let Some((base, allocation)) = allocation {
@@ -79,6 +82,7 @@ fn facts(process: &Process, tables: &Tables, address: u64) -> Option<Facts> {
         facts.base = base;
         facts.size = allocation.size;
         facts.buffer_id = allocation.buffer_id;
+        facts.synchronous = tables.synchronous.contains(&allocation.buffer_id);
         facts.managed = allocation.kind == Kind::Managed;
         if facts.managed {
             // A device's, for all that is asked: the one of the context that it was made in.
@@ -139,7 +143,7 @@ fn answer(
         CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR if f.by_program => c.put(data.cast(), CUdeviceptr(f.base)),
         CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => c.put(data.cast(), f.buffer_id),
         CU_POINTER_ATTRIBUTE_SYNC_MEMOPS if f.by_program => Err(CUresult::ERROR_NOT_SUPPORTED),
-        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => c.put(data.cast(), 0_i32),
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => c.put(data.cast(), i32::from(f.synchronous)),
         _ => invalid,
     }
 }
@@ -206,13 +210,17 @@ pub(crate) fn cuPointerSetAttribute(
     if attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
         return Err(CUresult::ERROR_INVALID_VALUE);
     }
-    c.get(value.cast::<u32>())?;
+    let on = c.get(value.cast::<u32>())? != 0;
     let process = process();
-    let tables = process.memory.read();
+    let mut tables = process.memory.write();
     let facts = facts(process, &tables, ptr.0).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     if facts.by_program {
-        Err(CUresult::ERROR_NOT_SUPPORTED)
-    } else {
-        Ok(())
+        return Err(CUresult::ERROR_NOT_SUPPORTED);
     }
+    if on {
+        tables.synchronous.insert(facts.buffer_id);
+    } else {
+        tables.synchronous.remove(&facts.buffer_id);
+    }
+    Ok(())
 }

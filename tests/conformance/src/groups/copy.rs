@@ -447,6 +447,179 @@ pub(super) const ALL: &[Behaviour] = &[
     .needs(&[Need::SecondDevice])
     .fact(&["copy: SUCCESS", "bytes: right"]),
     Behaviour::new(
+        "copy.of_another_devices_memory_in_a_stream",
+        "Copies of another device's allocations stay in the order of their stream",
+        |t, cu| {
+            let a = cu.alloc(MIB);
+            cu.write(a, &pattern(MIB, 3));
+            cu.sync();
+            cu.primary(1);
+            let (b, stream) = (cu.alloc(MIB), cu.stream());
+            let mut seen = vec![0_u8; MIB];
+            must("memset", cu.cuMemsetD8Async(b, 9, MIB, stream));
+            t.code("there", cu.cuMemcpyDtoDAsync_v2(a, b, MIB / 2, stream));
+            must("memset", cu.cuMemsetD8Async(b, 0, MIB, stream));
+            t.code("back", cu.cuMemcpyAsync(b, a, MIB, stream));
+            t.code(
+                "to the host",
+                cu.cuMemcpyDtoHAsync_v2(seen.as_mut_ptr().cast(), a, MIB, stream),
+            );
+            must("sync", cu.cuStreamSynchronize(stream));
+            let mut wanted = pattern(MIB, 3);
+            wanted[..MIB / 2].fill(9);
+            t.see("bytes", compare(&cu.read(b, MIB), &wanted));
+            t.see("the host's", compare(&seen, &wanted));
+        },
+    )
+    .needs(&[Need::SecondDevice])
+    .fact(&[
+        "there: SUCCESS",
+        "back: SUCCESS",
+        "to the host: SUCCESS",
+        "bytes: right",
+        "the host's: right",
+    ]),
+    Behaviour::new(
+        "copy.to_and_from_another_device",
+        "The host's memory to and from an allocation of a device that is not the current one",
+        |t, cu| {
+            let (a, b) = (cu.alloc(MIB), cu.alloc(MIB));
+            cu.primary(1);
+            let _here = cu.alloc(MIB);
+            let (sent, mut seen) = (pattern(MIB, 5), vec![0_u8; MIB]);
+            t.code("to it", cu.cuMemcpyHtoD_v2(a, sent.as_ptr().cast(), MIB));
+            t.code("inside it", cu.cuMemcpyDtoD_v2(b, a, MIB));
+            t.code("from it", cu.cuMemcpyDtoH_v2(seen.as_mut_ptr().cast(), b, MIB));
+            t.see("bytes", compare(&seen, &sent));
+        },
+    )
+    .needs(&[Need::SecondDevice])
+    .fact(&[
+        "to it: SUCCESS",
+        "inside it: SUCCESS",
+        "from it: SUCCESS",
+        "bytes: right",
+    ]),
+    Behaviour::new(
+        "copy.rows_of_another_device",
+        "Two- and three-dimensional copies between two devices' allocations",
+        |t, cu| {
+            let a = cu.alloc(4096);
+            cu.write(a, &pattern(4096, 2));
+            cu.sync();
+            cu.primary(1);
+            let b = cu.alloc(4096);
+            must("memset", cu.cuMemsetD8_v2(b, 0, 4096));
+            let rows = CUDA_MEMCPY2D {
+                srcMemoryType: CU_MEMORYTYPE_DEVICE,
+                srcDevice: a,
+                srcPitch: 64,
+                srcY: 1,
+                dstMemoryType: CU_MEMORYTYPE_UNIFIED,
+                dstDevice: b,
+                dstPitch: 128,
+                dstXInBytes: 4,
+                WidthInBytes: 32,
+                Height: 8,
+                ..CUDA_MEMCPY2D::default()
+            };
+            t.code("rows", cu.cuMemcpy2D_v2(&rows));
+            let planes = CUDA_MEMCPY3D {
+                srcMemoryType: CU_MEMORYTYPE_DEVICE,
+                srcDevice: a,
+                srcPitch: 64,
+                srcHeight: 8,
+                dstMemoryType: CU_MEMORYTYPE_DEVICE,
+                dstDevice: plus(b, 2048),
+                dstPitch: 32,
+                dstHeight: 4,
+                WidthInBytes: 32,
+                Height: 4,
+                Depth: 2,
+                ..CUDA_MEMCPY3D::default()
+            };
+            t.code("planes", cu.cuMemcpy3D_v2(&planes));
+            let (sent, got) = (pattern(4096, 2), cu.read(b, 4096));
+            let mut wanted = vec![0_u8; 4096];
+            for y in 0..8 {
+                wanted[y * 128 + 4..][..32].copy_from_slice(&sent[(y + 1) * 64..][..32]);
+                let from = (y / 4 * 8 + y % 4) * 64;
+                wanted[2048 + y * 32..][..32].copy_from_slice(&sent[from..][..32]);
+            }
+            t.see("bytes", compare(&got, &wanted));
+        },
+    )
+    .needs(&[Need::SecondDevice])
+    .fact(&["rows: SUCCESS", "planes: SUCCESS", "bytes: right"]),
+    Behaviour::new(
+        "copy.batch_of_two_devices",
+        "A batch with copies between two devices and inside one",
+        |t, cu| {
+            let a = cu.alloc(MIB);
+            cu.write(a, &pattern(MIB, 7));
+            cu.sync();
+            cu.primary(1);
+            let (b, c, stream) = (cu.alloc(MIB), cu.alloc(MIB), cu.stream());
+            cu.write(c, &pattern(MIB, 8));
+            let (mut to, mut from) = ([b, plus(b, 4096)], [a, c]);
+            let (mut sizes, mut first) = ([4096_usize; 2], 0_usize);
+            let mut attributes = CUmemcpyAttributes {
+                srcAccessOrder: CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+                ..CUmemcpyAttributes::default()
+            };
+            let copied = cu.cuMemcpyBatchAsync_v2(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                2,
+                &mut attributes,
+                &mut first,
+                1,
+                stream,
+            );
+            t.code("batch", copied);
+            must("sync", cu.cuStreamSynchronize(stream));
+            let wanted = [&pattern(MIB, 7)[..4096], &pattern(MIB, 8)[..4096]].concat();
+            t.see("bytes", compare(&cu.read(b, 8192), &wanted));
+        },
+    )
+    .needs(&[Need::SecondDevice])
+    .fact(&["batch: SUCCESS", "bytes: right"]),
+    Behaviour::new(
+        "copy.gives_no_access",
+        "A kernel cannot use another device's memory, although it was copied",
+        |t, cu| {
+            let a = cu.alloc(MIB);
+            cu.write(a, &pattern(MIB, 3));
+            cu.sync();
+            cu.primary(1);
+            let (b, stream) = (cu.alloc(MIB), cu.stream());
+            must("copy", cu.cuMemcpyDtoD_v2(b, a, MIB));
+            let touch = cu.kernel("ebb_touch");
+            must("launch", cu.launch(touch, stream, &[a.0, 16, 1]));
+            t.code("wait", cu.cuStreamSynchronize(stream));
+        },
+    )
+    .needs(&[Need::SecondDevice])
+    .fact(&["wait: ILLEGAL_ADDRESS"]),
+    Behaviour::new(
+        "copy.of_another_devices_mapped_memory",
+        "A plain copy of memory that another device's program mapped is refused; one that names the contexts is made",
+        |t, cu| {
+            let first = cu.primary(0);
+            let (address, handle) = (cu.reserve(GRANULE), cu.create(GRANULE));
+            cu.map(address, GRANULE, handle);
+            cu.write(address, &pattern(64, 4));
+            let second = cu.primary(1);
+            let b = cu.alloc(MIB);
+            t.code("plain", cu.cuMemcpyDtoD_v2(b, address, 64));
+            t.code("peer", cu.cuMemcpyPeer(b, second, address, first, 64));
+            t.see("bytes", compare(&cu.read(b, 64), &pattern(64, 4)));
+        },
+    )
+    .needs(&[Need::SecondDevice])
+    .fact(&["plain: INVALID_VALUE", "peer: SUCCESS", "bytes: right"]),
+    Behaviour::new(
         "copy.rows_to_and_from_the_host",
         "Two-dimensional copies with different pitches and offsets",
         |t, cu| {

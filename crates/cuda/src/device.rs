@@ -203,12 +203,6 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// What the driver refused to make memory with, in words; empty if nothing.
-    #[must_use]
-    pub fn lacks(&self) -> &'static str {
-        self.options.lacks()
-    }
-
     fn prop(&self, extras: Extras) -> CUmemAllocationProp {
         let mut prop = CUmemAllocationProp {
             type_: CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -364,6 +358,10 @@ fn event_of(marker: &Marker) -> CUevent {
 impl DeviceMemory for CudaDevice {
     fn granularity(&self) -> u64 {
         self.granularity
+    }
+
+    fn lacks(&self) -> &'static str {
+        self.options.lacks()
     }
 
     fn reserve(&self, size: u64, align: u64) -> Result<u64, DeviceError> {

@@ -122,6 +122,11 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
     /// Smallest physical piece in bytes: a power of two.
     fn granularity(&self) -> u64;
 
+    /// What the driver refused to make memory with, in words for a person; empty if nothing.
+    fn lacks(&self) -> &'static str {
+        ""
+    }
+
     /// Reserves addresses. No memory is behind them.
     ///
     /// # Errors

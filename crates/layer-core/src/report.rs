@@ -187,6 +187,10 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
     json.string("uuid", &device.uuid.to_string());
     json.number("total", device.total.get());
     json.number("granularity", state.pool.granule());
+    let lacks = device.memory.lacks();
+    if !lacks.is_empty() {
+        json.string("lacks", lacks);
+    }
     json.string("phase", state.phase.name());
     json.flag("dead", state.dead);
     json.string(

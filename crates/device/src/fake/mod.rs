@@ -95,6 +95,7 @@ struct Inner {
     work: u32,
     gone: bool,
     no_context: bool,
+    lacks: &'static str,
     queues: [Queue; 2],
 }
 
@@ -166,6 +167,11 @@ impl FakeDevice {
     /// The k-th call from now, whatever its name, fails (the next is 1).
     pub fn fail_kth(&self, k: u64, error: DeviceError) {
         self.lock().faults.kth(k, error);
+    }
+
+    /// From now on the driver is one that refused this.
+    pub fn set_lacks(&self, what: &'static str) {
+        self.lock().lacks = what;
     }
 
     /// Every call of that name fails until [`Self::heal`].
@@ -324,6 +330,10 @@ impl FakeDevice {
 impl DeviceMemory for FakeDevice {
     fn granularity(&self) -> u64 {
         self.granularity
+    }
+
+    fn lacks(&self) -> &'static str {
+        self.lock().lacks
     }
 
     fn reserve(&self, size: u64, align: u64) -> Result<u64, DeviceError> {

@@ -49,6 +49,19 @@ fn bug_101_bound_memory_stays_and_is_named() {
     rig.assert_gone_after_detach();
 }
 
+/// 0003: a driver that refuses memory fit for sharing is named, and one that does not is not.
+#[test]
+fn what_the_driver_refused_is_in_the_report() {
+    let rig = Rig::new(None, 64 * G);
+    assert!(!rig.engine.report_json().contains("lacks"));
+    rig.fake.set_lacks("access by network cards");
+    let report = rig.engine.report_json();
+    assert!(
+        report.contains(r#""lacks":"access by network cards""#),
+        "{report}"
+    );
+}
+
 /// gdrcopy#54: what another party may still see serves nobody else after it was freed.
 #[test]
 fn bug_154_pinned_memory_that_is_freed_serves_nobody_else() {

@@ -39,7 +39,7 @@ pub(super) fn examine(global: &Global, pid: u32, args: &DoctorArgs) -> Result<()
         write_process(&mut out, &process)?;
         match &report {
             Some(report) => {
-                for line in releasable(report) {
+                for line in releasable(report).iter().chain(&lacking(report)) {
                     writeln!(out, "{BOLD}{line}{RESET}")?;
                 }
                 write_report(&mut out, report)?;
@@ -205,6 +205,23 @@ fn releasable(report: &Value) -> Vec<String> {
                 "card {index}: {} of {} releasable, {rest}",
                 Bytes(figure("releasable")?),
                 Bytes(here)
+            ))
+        })
+        .collect()
+}
+
+/// What memory cannot be used for here, because the driver would not make it so.
+fn lacking(report: &Value) -> Vec<String> {
+    let devices = report["devices"].as_array().map(Vec::as_slice);
+    devices
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|device| {
+            let lacks = device["lacks"].as_str()?;
+            let index = device["index"].as_u64().unwrap_or(0);
+            Some(format!(
+                "card {index}: the driver makes no memory for {}",
+                harmless(lacks)
             ))
         })
         .collect()
@@ -402,6 +419,18 @@ mod tests {
             ["card 0: 6 GiB of 7 GiB releasable, 1 GiB pinned: legacy IPC (opened by pid 123)"]
         );
         assert!(releasable(&Value::Null).is_empty());
+    }
+
+    #[test]
+    fn what_the_driver_refused_is_said() {
+        let report = serde_json::json!({ "devices": [
+            { "index": 0 }, { "index": 1, "lacks": "access by network cards" },
+        ] });
+        assert_eq!(
+            lacking(&report),
+            ["card 1: the driver makes no memory for access by network cards"]
+        );
+        assert!(lacking(&Value::Null).is_empty());
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(crate) fn busy() -> Snapshot {
         resident: Bytes(resident),
         evicted: Bytes(evicted),
         cached: Bytes::mib(64),
+        managed: Bytes::ZERO,
+        managed_out: Bytes::ZERO,
         pinned: Bytes::ZERO,
         overhead: Bytes::mib(527),
         unseen: Bytes::ZERO,

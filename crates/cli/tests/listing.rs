@@ -89,6 +89,8 @@ fn doctor_shows_a_process_whose_library_does_not_answer() {
         resident: Bytes::gib(1),
         evicted: Bytes::ZERO,
         cached: Bytes::ZERO,
+        managed: Bytes::ZERO,
+        managed_out: Bytes::ZERO,
         pinned: Bytes::ZERO,
         overhead: Bytes::ZERO,
         unseen: Bytes::ZERO,

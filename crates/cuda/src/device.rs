@@ -8,6 +8,7 @@ use ebb_abi::*;
 use ebb_device::{DeviceError, DeviceMemory, Direction, Grant, Handle, HostAddr, Location, Marker, Props};
 use ebb_units::{Bytes, DeviceUuid};
 
+use crate::beside;
 use crate::maps::Maps;
 use crate::options::{Extras, Options};
 use crate::{DriverTable, Scope, check};
@@ -647,6 +648,22 @@ impl DeviceMemory for CudaDevice {
                 descriptions.len(),
             )
         })
+    }
+
+    fn push_to_host(&self, addr: u64, len: u64) -> Result<(), DeviceError> {
+        let (_scope, first) = self.first_context()?;
+        let stream = self.stream(&mut self.lanes(), first, Direction::Out)?;
+        beside::push_to_host(&self.table, self.device, stream, addr, len)
+    }
+
+    fn trim_graphs(&self) -> Result<u64, DeviceError> {
+        let _scope = self.first_context()?;
+        beside::trim_graphs(&self.table, self.device)
+    }
+
+    fn occupied(&self) -> Result<u64, DeviceError> {
+        let _scope = self.first_context()?;
+        beside::occupied(&self.table)
     }
 
     fn location(&self) -> Location {

@@ -3,6 +3,7 @@
 //! [`DriverTable`] holds the driver's functions by name, from wherever the caller finds them (the layer: the real functions
 //! behind its hooks; a test: a library that it opened). [`CudaDevice`] is [`ebb_device::DeviceMemory`] over it.
 
+mod beside;
 mod device;
 mod import;
 mod maps;

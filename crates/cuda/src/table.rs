@@ -138,6 +138,14 @@ table! {
     cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
     /// Changes what the calling thread may do while captures are under way.
     cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
+    /// Enqueues that managed memory moves.
+    cuMemPrefetchAsync_v2(ptr: CUdeviceptr, count: usize, location: CUmemLocation, flags: u32, stream: CUstream);
+    /// Enqueues that managed memory moves, older form.
+    cuMemPrefetchAsync(ptr: CUdeviceptr, count: usize, device: CUdevice, stream: CUstream);
+    /// Lets go of what is kept for graphs.
+    cuDeviceGraphMemTrim(device: CUdevice);
+    /// A figure of what is kept for graphs.
+    cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: CUgraphMem_attribute, value: *mut c_void);
     /// A property of an address.
     cuPointerGetAttribute(data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr);
 }

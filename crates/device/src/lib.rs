@@ -260,6 +260,43 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
     /// [`DeviceError`]; nothing has changed.
     fn grant(&self, addr: u64, size: u64, grants: &[Grant]) -> Result<(), DeviceError>;
 
+    // What the driver places by itself.
+
+    /// Enqueues on the stream of [`Direction::Out`] that managed memory moves to the host. Nothing is needed for it to come
+    /// back: the driver brings pages when they are touched.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing was enqueued. That the device or the driver cannot do it is an error as well.
+    fn push_to_host(&self, addr: u64, len: u64) -> Result<(), DeviceError> {
+        let _ = (addr, len);
+        Err(DeviceError::Driver {
+            code: NOT_SUPPORTED,
+            call: "push_to_host",
+        })
+    }
+
+    /// Lets go of what the driver keeps for graphs and no graph uses at present. Returns the bytes that it still keeps.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    fn trim_graphs(&self) -> Result<u64, DeviceError> {
+        Err(DeviceError::Driver {
+            code: NOT_SUPPORTED,
+            call: "trim_graphs",
+        })
+    }
+
+    /// Bytes of the card that are in use, whoever uses them.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; it is not known.
+    fn occupied(&self) -> Result<u64, DeviceError> {
+        Err(DeviceError::Driver {
+            code: NOT_SUPPORTED,
+            call: "occupied",
+        })
+    }
+
     /// This device as a location.
     fn location(&self) -> Location;
 

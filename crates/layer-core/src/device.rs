@@ -8,6 +8,7 @@ use ebb_device::{DeviceError, DeviceMemory};
 use ebb_protocol::ToDaemon;
 use ebb_units::{Bytes, DeviceUuid};
 
+use crate::beside::Beside;
 use crate::core::{Core, before};
 use crate::engine::ExternalKind;
 use crate::pool::{Dismantle, Pool, Stuck};
@@ -126,6 +127,7 @@ pub(crate) struct State {
     pub(crate) stop: bool,
     pub(crate) owner_ended: bool,
     pub(crate) external: BTreeMap<ExternalKind, u64>,
+    pub(crate) beside: Beside,
     /// When a program that retries got its early out-of-memory.
     pub(crate) early: Option<Instant>,
     pub(crate) counters: Counters,
@@ -180,6 +182,7 @@ impl Device {
                 stop: false,
                 owner_ended: false,
                 external: BTreeMap::new(),
+                beside: Beside::default(),
                 early: None,
                 counters: Counters::default(),
                 version: 0,
@@ -295,6 +298,8 @@ impl State {
             overhead: Bytes(books.overhead),
             touches,
             allocations: self.pool.live_count(),
+            managed: Bytes(books.managed),
+            managed_out: Bytes(self.beside.out(core.gate.passages())),
         })
     }
 

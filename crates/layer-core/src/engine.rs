@@ -625,6 +625,24 @@ impl Engine {
         self.core.link.poke();
     }
 
+    /// Managed memory is there, counted before by [`Self::external_reserve`]: a release pushes it to the host.
+    pub fn managed_made(&self, device: usize, base: u64, bytes: u64) {
+        if !self.core.is_child()
+            && let Some(device) = self.core.device(device)
+        {
+            device.lock().beside.made(base, bytes);
+        }
+    }
+
+    /// That managed memory is gone.
+    pub fn managed_gone(&self, device: usize, base: u64) {
+        if !self.core.is_child()
+            && let Some(device) = self.core.device(device)
+        {
+            device.lock().beside.gone(base);
+        }
+    }
+
     /// Remembers an event for `ebb doctor`.
     pub fn note(&self, text: &str) {
         if !self.core.is_child() {

@@ -4,6 +4,7 @@
 //! * `pool`: books of one device: addresses, chunks, lease. `steps`: driver calls that happen as a whole or not at all.
 //! * `pins`: what must stay on the card, and why. `residency`: a device's memory leaves the card and comes back; one owner thread per device.
 //! * `share`: memory that several processes have open. `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
+//! * `beside`: managed memory and what the driver keeps for graphs, which a release sends away as far as the driver lets it.
 //! * `streamed`: stream-ordered allocation out of the pool. [`engine`]: what the hooks call.
 //!   [`world`]: what a process without an engine asks.
 //!
@@ -14,6 +15,7 @@
 
 mod allocate;
 mod arena;
+mod beside;
 pub mod config;
 mod core;
 mod device;

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use crate::core::Core;
 use crate::device::{Device, Mode};
+use crate::engine::ExternalKind;
 use crate::link::Status;
 use crate::pins::Held;
 use crate::residency::movable_bytes;
@@ -220,6 +221,11 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
         json.number("idle", idle);
     });
     json.number("evicted", books.evicted);
+    json.object("managed", |json| {
+        json.number("bytes", books.managed);
+        json.number("out", state.beside.out(core.gate.passages()));
+        json.number("pushed", state.beside.pushed());
+    });
     json.number("cached", books.cached);
     json.number("overhead", books.overhead);
     // What a reclaim could get, and what it could not, with reasons.
@@ -242,6 +248,14 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
                     json.number("bytes", *bytes);
                 });
             }
+        }
+        let graphs = state.external.get(&ExternalKind::Graph).copied().unwrap_or(0);
+        let kept = state.beside.graphs_kept().saturating_sub(graphs);
+        if kept > 0 {
+            json.item(|json| {
+                json.string("reason", "kept by the driver for graphs");
+                json.number("bytes", kept);
+            });
         }
         if books.stuck > 0 {
             json.item(|json| {

@@ -449,6 +449,8 @@ impl Client {
             overhead: Bytes::ZERO,
             touches,
             allocations: 1,
+            managed: Bytes::ZERO,
+            managed_out: Bytes::ZERO,
         });
     }
 

@@ -488,7 +488,9 @@ fn message() -> impl Strategy<Value = ToDaemon> {
             pinned: a,
             overhead: b,
             touches: n,
-            allocations: n
+            allocations: n,
+            managed: a,
+            managed_out: b
         }),
         (device(), 0..9_u64, bytes()).prop_map(|(device, order, bytes)| ToDaemon::ReclaimProgress {
             device,

@@ -76,6 +76,10 @@ pub struct NewTask {
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time, written and forgotten at once"
+)]
 pub enum Answer {
     /// It worked.
     Ok(Payload),
@@ -234,6 +238,12 @@ pub struct ProcessRow {
     pub evicted: Bytes,
     /// On the card and unused.
     pub cached: Bytes,
+    /// Managed memory, which the driver moves between card and host by itself.
+    #[serde(default)]
+    pub managed: Bytes,
+    /// Of that: pushed to the host by a release, and not touched on the GPU since.
+    #[serde(default)]
+    pub managed_out: Bytes,
     /// Cannot be moved.
     pub pinned: Bytes,
     /// The driver's own.

@@ -448,6 +448,10 @@ messages! {
             touches: u64,
             /// Live allocations.
             allocations: u64,
+            /// Managed memory, wherever its pages are: the driver moves it.
+            managed: Bytes,
+            /// Of that: known to be in host memory, because a release pushed it there and the program was not on the GPU since.
+            managed_out: Bytes,
         }
         /// A step of a reclaim: these bytes of lease are free now.
         7 ReclaimProgress { /** Slot. */ device: u32, /** The order. */ order: u64, /** Lease freed in this step. */ bytes: Bytes }

@@ -86,7 +86,9 @@ fn tasks(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
             cells.push(process.pid.to_string());
             cells.push(gpu_name(snapshot, process.device));
             cells.push(process.state.clone());
-            cells.extend([process.resident, process.evicted, process.cached, process.pinned].map(amount));
+            // Managed memory has no place of its own in the ledger: what is known to be in host memory is shown there.
+            let in_host = process.evicted.saturating_add(process.managed_out);
+            cells.extend([process.resident, in_host, process.cached, process.pinned].map(amount));
             cells.push(process.why.clone());
             table.row(cells);
         }

@@ -7,6 +7,7 @@
 //!   [`FakeDevice::violations`], besides the error that the caller gets.
 //! * Several devices may share one [`Card`], as processes do.
 
+mod beside;
 mod faults;
 mod host;
 mod state;
@@ -16,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::{DeviceError, DeviceMemory, Direction, Grant, Handle, HostAddr, Location, Marker, Props};
+use beside::Beside;
 pub use faults::Call;
 use faults::Faults;
 pub use host::FakeHost;
@@ -97,6 +99,7 @@ struct Inner {
     no_context: bool,
     lacks: &'static str,
     queues: [Queue; 2],
+    beside: Beside,
 }
 
 /// A direction's stream.
@@ -523,6 +526,18 @@ impl DeviceMemory for FakeDevice {
             .map_err(|()| invalid(Call::GrantAs))
     }
 
+    fn push_to_host(&self, addr: u64, len: u64) -> Result<(), DeviceError> {
+        self.push_managed(addr, len)
+    }
+
+    fn trim_graphs(&self) -> Result<u64, DeviceError> {
+        self.trim_kept()
+    }
+
+    fn occupied(&self) -> Result<u64, DeviceError> {
+        Ok(self.card.used())
+    }
+
     fn location(&self) -> Location {
         state::SELF
     }
@@ -541,6 +556,7 @@ impl Drop for FakeDevice {
             .unwrap_or_else(PoisonError::into_inner)
             .state
             .physical();
-        self.card.give(held);
+        let beside = self.beside_bytes();
+        self.card.give(held + beside);
     }
 }

@@ -14,7 +14,7 @@ use super::chunks::{self, Chunk, Out, Undone};
 use super::{DEPTH, reopen};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
-use crate::{steps, streamed};
+use crate::{beside, steps, streamed};
 
 /// A chunk whose copy is under way, or that needs none.
 struct Leaving {
@@ -119,7 +119,9 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             return outcome::FAILED;
         }
         if chunks::movable_bytes(core, device, &state) == 0 {
-            return nothing_left(device, state.pool.books.used);
+            let used = state.pool.books.used;
+            drop(state);
+            return beside_alone(core, device, order, used);
         }
     }
     // Before the gate closes: as long as there is no room for a single chunk, the program may go on.
@@ -155,6 +157,7 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     let result = copy_out(core, device, order, left, done);
     core.arena.want_no_more();
     core.link.poke();
+    beside::send_away(core, device, order);
     let mut state = device.lock();
     state.phase = Phase::Evicted;
     let back = state.pool.books.evicted == 0;
@@ -170,6 +173,18 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             outcome::DONE
         }
     })
+}
+
+/// Nothing of the pool can move: what the driver places by itself goes all the same.
+fn beside_alone(core: &Arc<Core>, device: &Device, order: &Order, used: u64) -> u32 {
+    if beside::has_any(core, device) && close(core, device).is_ok() {
+        beside::send_away(core, device, order);
+        let back = device.lock().pool.books.evicted == 0;
+        if back {
+            reopen(core, device);
+        }
+    }
+    nothing_left(device, used)
 }
 
 fn nothing_left(_: &Device, used: u64) -> u32 {

@@ -82,7 +82,15 @@ pub(crate) fn gone(id: Id) {
         return;
     }
     with(|running| {
-        change(running, |book| book.pieces.remove(&id).into_iter().collect());
+        change(running, |book| {
+            let off = book.pieces.remove(&id);
+            if let (Some(piece), Id::Pointer(at)) = (off, id)
+                && piece.kind == ExternalKind::Managed
+            {
+                running.engine.managed_gone(piece.device, at);
+            }
+            off.into_iter().collect()
+        });
         Some(())
     });
 }
@@ -112,7 +120,12 @@ pub(crate) fn settle(piece: Option<Piece>, id: Option<Id>) {
     let Some(piece) = piece else { return };
     with(|running| {
         match id {
-            Some(id) => change(running, |book| book.add(id, piece)),
+            Some(id) => {
+                change(running, |book| book.add(id, piece));
+                if let (ExternalKind::Managed, Id::Pointer(at)) = (piece.kind, id) {
+                    running.engine.managed_made(piece.device, at, piece.bytes);
+                }
+            }
             None => running.release(piece.device, piece.kind, piece.bytes),
         }
         Some(())

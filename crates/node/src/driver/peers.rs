@@ -36,6 +36,8 @@ pub(super) struct Client {
     pub id: ClientId,
     pub usage: Usage,
     pub allocated: Bytes,
+    /// Managed memory, and how much of it is known to be in host memory.
+    pub managed: (Bytes, Bytes),
     touches: u64,
     /// Overhead that NVML saw beyond what the library knows of.
     pub extra: Bytes,
@@ -232,6 +234,8 @@ impl Driver {
                 pinned,
                 overhead,
                 touches,
+                managed,
+                managed_out,
                 ..
             } => {
                 let Some(client) = self.client_mut(peer, DeviceId(device)) else {
@@ -245,6 +249,7 @@ impl Driver {
                     overhead,
                 };
                 client.allocated = allocated;
+                client.managed = (managed, managed_out);
                 let touched = std::mem::replace(&mut client.touches, touches) != touches;
                 let (id, event) = (client.id, client.usage_event());
                 self.context_took(DeviceId(device), overhead);
@@ -438,6 +443,7 @@ impl Driver {
                 id,
                 usage,
                 allocated: Bytes::ZERO,
+                managed: (Bytes::ZERO, Bytes::ZERO),
                 touches: 0,
                 extra: Bytes::ZERO,
                 asks: BTreeSet::new(),

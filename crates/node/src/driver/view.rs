@@ -109,6 +109,8 @@ impl Driver {
             resident: Bytes::ZERO,
             evicted: Bytes::ZERO,
             cached: Bytes::ZERO,
+            managed: Bytes::ZERO,
+            managed_out: Bytes::ZERO,
             pinned: Bytes::ZERO,
             overhead: Bytes::ZERO,
             unseen: Bytes::ZERO,
@@ -129,6 +131,7 @@ impl Driver {
                 row.allocated = client.allocated;
                 row.resident = client.usage.resident;
                 row.cached = client.usage.cached;
+                (row.managed, row.managed_out) = client.managed;
                 row.pinned = client.usage.pinned;
                 row.unseen = client.extra;
                 if let Some(seen) = clients.get(&client.id) {

@@ -1,0 +1,215 @@
+//! What the driver places by itself on a device, beside the pool: managed memory, and what it keeps for graphs.
+//!
+//! Neither has chunks that could be taken away, but the driver can be asked to send them off: managed memory by a prefetch to
+//! the host, memory that is kept for graphs and in no use by a trim. Both happen on a release, by the owner thread,
+//! after the gate is closed and the work is quiet, and change no address and no byte. Nothing is done when the program goes on: the driver
+//! brings a page of managed memory when it is touched, and takes memory for a graph when that is launched.
+//!
+//! Managed memory needs no lease, so that none comes back for it. Memory nodes keep theirs: a launch must not fail because it was lent out.
+//!
+//! # How much of it is on the card
+//! The driver does not say. It is no more than what is in use on the card beyond what the pool and the driver's own take; when
+//! that comes down to nothing, pushing ends. That bound also keeps a push from filling host memory with pages that were never on the card.
+
+mod room;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use ebb_device::{DeviceError, Direction};
+use ebb_units::Bytes;
+
+use crate::core::Core;
+use crate::device::{Device, Order};
+use crate::engine::ExternalKind;
+
+/// So much is pushed at once: a push cannot be taken back, and the owner looks around between two.
+const PIECE: u64 = 64 << 20;
+/// One release pushes for so long at most. The rest goes by the next one.
+const AT_MOST: Duration = Duration::from_secs(5);
+
+/// One allocation of managed memory.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    len: u64,
+    /// It was pushed when the program had made so many passages of the gate.
+    out_at: Option<u64>,
+}
+
+impl Range {
+    /// Without a passage since, nothing of it can have come back.
+    fn is_out(&self, passages: u64) -> bool {
+        self.out_at == Some(passages)
+    }
+}
+
+/// What is known of it.
+#[derive(Debug, Default)]
+pub(crate) struct Beside {
+    ranges: BTreeMap<u64, Range>,
+    /// Bytes that were asked to move, for the report.
+    pushed: u64,
+    /// The driver or the device cannot move managed memory.
+    unable: bool,
+    /// What the driver kept for graphs after the last trim.
+    graphs_kept: u64,
+}
+
+impl Beside {
+    /// Managed memory was made.
+    pub(crate) fn made(&mut self, base: u64, len: u64) {
+        self.ranges.insert(base, Range { len, out_at: None });
+    }
+
+    /// It is gone.
+    pub(crate) fn gone(&mut self, base: u64) {
+        self.ranges.remove(&base);
+    }
+
+    /// Bytes of managed memory that are known to be in host memory.
+    pub(crate) fn out(&self, passages: u64) -> u64 {
+        let out = self.ranges.values().filter(|range| range.is_out(passages));
+        out.map(|range| range.len).sum()
+    }
+
+    /// Bytes that were ever asked to move.
+    pub(crate) fn pushed(&self) -> u64 {
+        self.pushed
+    }
+
+    /// What the driver kept for graphs after the last trim.
+    pub(crate) fn graphs_kept(&self) -> u64 {
+        self.graphs_kept
+    }
+}
+
+/// Whether a release has something to do here.
+pub(crate) fn has_any(core: &Core, device: &Device) -> bool {
+    let state = device.lock();
+    has_graphs(&state) || !to_push(core, &state).is_empty()
+}
+
+/// Also once they are gone: the driver keeps their memory until it is trimmed.
+fn has_graphs(state: &crate::device::State) -> bool {
+    state.external.contains_key(&ExternalKind::Graph)
+}
+
+fn to_push(core: &Core, state: &crate::device::State) -> Vec<(u64, u64)> {
+    if state.beside.unable || state.dead {
+        return Vec::new();
+    }
+    let passages = core.gate.passages();
+    let ranges = state.beside.ranges.iter();
+    ranges
+        .filter(|(_, range)| !range.is_out(passages))
+        .map(|(base, range)| (*base, range.len))
+        .collect()
+}
+
+/// Sends away what can be sent away. The gate is closed for the device, and its work is quiet.
+pub(crate) fn send_away(core: &Core, device: &Device, order: &Order) {
+    let (graphs, ranges) = {
+        let state = device.lock();
+        if state.dead {
+            return;
+        }
+        (has_graphs(&state), to_push(core, &state))
+    };
+    if graphs && may_go_on(core, device, order) {
+        trim(core, device);
+    }
+    if !ranges.is_empty() {
+        push(core, device, order, &ranges);
+    }
+}
+
+fn may_go_on(core: &Core, device: &Device, order: &Order) -> bool {
+    let state = device.lock();
+    !state.dead && !state.is_void(order) && !core.is_exiting() && core.captures() == 0
+}
+
+fn trim(core: &Core, device: &Device) {
+    match device.memory.trim_graphs() {
+        Ok(kept) => device.lock().beside.graphs_kept = kept,
+        Err(error) => note(core, device, "trimming what is kept for graphs", error),
+    }
+}
+
+/// Pushes managed memory to the host, as long as some of it may be on the card and the host has room.
+fn push(core: &Core, device: &Device, order: &Order, ranges: &[(u64, u64)]) {
+    let deadline = Instant::now() + AT_MOST;
+    let mut pushed = 0;
+    'all: for (base, len) in ranges.iter().copied() {
+        let mut done = 0;
+        while done < len && may_be_there(device) {
+            let piece = PIECE.min(len - done);
+            if !may_go_on(core, device, order) || Instant::now() >= deadline {
+                break 'all;
+            }
+            if !room::is_there_for(piece) {
+                core.events.note(format!(
+                    "device {}: no room in host memory for managed memory",
+                    device.index
+                ));
+                break 'all;
+            }
+            match move_out(device, base + done, piece) {
+                Ok(()) => pushed += piece,
+                Err(error) => {
+                    note(core, device, "pushing managed memory to the host", error);
+                    if is_unable(error) {
+                        device.lock().beside.unable = true;
+                        break 'all;
+                    }
+                    // It was freed a moment ago, or is of a kind that the driver does not move.
+                    continue 'all;
+                }
+            }
+            done += piece;
+        }
+        let passages = core.gate.passages();
+        if let Some(range) = device.lock().beside.ranges.get_mut(&base)
+            && range.len == len
+        {
+            range.out_at = Some(passages);
+        }
+    }
+    device.lock().beside.pushed += pushed;
+    if pushed > 0 {
+        core.events.note(format!(
+            "device {}: {} of managed memory pushed to the host",
+            device.index,
+            Bytes(pushed)
+        ));
+    }
+    core.link.poke();
+}
+
+fn move_out(device: &Device, addr: u64, len: u64) -> Result<(), DeviceError> {
+    device.memory.push_to_host(addr, len)?;
+    device.memory.wait(device.memory.mark(Direction::Out)?)
+}
+
+/// Whether anything of managed memory can be on the card, by all that is known.
+fn may_be_there(device: &Device) -> bool {
+    let Ok(occupied) = device.memory.occupied() else {
+        return true;
+    };
+    let books = device.lock().pool.books;
+    // Memory nodes are in `used` from the moment they are made, on the card only once they were launched.
+    let surely = books.used.saturating_sub(books.external);
+    occupied > surely.saturating_add(books.overhead)
+}
+
+/// The driver's code for what it cannot do at all.
+const fn is_unable(error: DeviceError) -> bool {
+    matches!(error, DeviceError::Driver { code: 801, .. } | DeviceError::Gone)
+}
+
+fn note(core: &Core, device: &Device, doing: &str, error: DeviceError) {
+    core.events
+        .note(format!("device {}: {doing}: {error}", device.index));
+    device.lock().counters.driver_errors += 1;
+}

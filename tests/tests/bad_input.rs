@@ -191,6 +191,16 @@ fn bug_106_an_arena_larger_than_memory_is_refused_with_the_figures() {
 }
 
 #[test]
+fn settings_without_an_end() {
+    let stage = Stage::without_daemon(Options::default());
+    let mut command = Command::new(&Artefacts::get().ebb);
+    command.args(["daemon", "--config", "/dev/zero", "--socket-dir"]);
+    command.arg(stage.folder().join("other"));
+    stage.gpu_env(&mut command);
+    refused(&output(command), &["/dev/zero", "1 MiB"]);
+}
+
+#[test]
 fn a_socket_folder_that_cannot_be_used() {
     let stage = Stage::without_daemon(Options::default());
     let ebb = &Artefacts::get().ebb;

@@ -88,6 +88,15 @@ fn bug_064_an_idle_engines_half_is_lent_and_comes_back() {
     let stage = Stage::new(Options::default());
     let mut idle = stage.run(&["--request", "120Mi"]);
     idle.hold("kv", Bytes::mib(110), 1);
+    // While it uses the GPU its half is its own, and a request beside it could not be.
+    eventually("the engine is idle", || {
+        let snapshot = stage.snapshot();
+        let rows = snapshot.tasks.iter().flat_map(|task| &task.processes);
+        match rows.map(|row| row.state.as_str()).find(|state| *state != "idle") {
+            None => Ok(()),
+            Some(state) => Err(state.to_owned()),
+        }
+    });
     let mut busy = stage.run(&["--request", "120Mi"]);
     busy.hold("kv", Bytes::mib(210), 2);
     assert_eq!(busy.wrong("kv", 2), 0);

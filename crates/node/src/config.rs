@@ -1,6 +1,7 @@
 //! [`Config`]: what the daemon is told by its file, and what it assumes where the file says nothing.
 
 use std::fmt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -76,6 +77,31 @@ pub struct EventLogConfig {
     pub path: Option<PathBuf>,
     /// Size at which a new file is begun; the last two are kept.
     pub max_bytes: Bytes,
+}
+
+/// A file with every setting and much said about it is far smaller. A device such as `/dev/zero` has no end.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Reads a file of settings, if it is not absurdly long.
+///
+/// # Errors
+/// [`ConfigError::Read`].
+pub fn read_settings(path: &Path) -> Result<String, ConfigError> {
+    read(path).map_err(|source| ConfigError::Read {
+        path: path.into(),
+        source,
+    })
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?
+        .take(MAX_FILE + 1)
+        .read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(std::io::Error::other("it is longer than 1 MiB"));
+    }
+    Ok(text)
 }
 
 /// What is wrong with the settings. The user's to mend; trying again without a change is of no use.
@@ -186,10 +212,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError`] says where and what is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.into(),
-            source,
-        })?;
+        let text = read_settings(path)?;
         Self::parse(&text, path, &Surroundings::here())
     }
 

@@ -33,7 +33,9 @@ pub mod test_util;
 mod worker;
 
 pub use budget::{CgroupMemory, HostMemory};
-pub use config::{ArenaConfig, Config, ConfigError, EventLogConfig, Scope, Surroundings, parse_duration};
+pub use config::{
+    ArenaConfig, Config, ConfigError, EventLogConfig, Scope, Surroundings, parse_duration, read_settings,
+};
 pub use daemon::{Daemon, Handle, StartError};
 pub use eventlog::{PolicyRecord, Record};
 pub use place::PlaceError;

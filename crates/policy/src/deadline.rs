@@ -11,6 +11,7 @@ use crate::rank::Candidate;
 use crate::schedule::CONSIDERED;
 use crate::state::Client;
 use crate::time::Time;
+use crate::view::ClientState;
 
 impl Arbiter {
     /// When [`crate::Event::Tick`] is due, if nothing else happens before. Always later than the last event.
@@ -36,6 +37,10 @@ impl Arbiter {
             }
             if self.task_of(c).paused {
                 at(c.leave_alone_until);
+            }
+            if c.state == ClientState::Active {
+                // Nobody may wait for it, but people look.
+                at(c.last_touch.after(self.config.idle_after));
             }
         }
         for device in self.devices.keys() {

@@ -41,6 +41,16 @@ fn free_room_is_granted_at_once() {
 }
 
 #[test]
+fn who_stops_is_shown_as_idle_in_time() {
+    let mut d = Desk::new(10);
+    d.job(1, no_release(0), 5);
+    d.touch(1);
+    assert_eq!(d.arbiter.next_deadline(), Some(d.now.after(SECOND)));
+    d.pass(SECOND);
+    assert_eq!(d.arbiter.next_deadline(), None, "and then there is nothing to do");
+}
+
+#[test]
 fn asking_for_nothing_is_granted() {
     let mut d = Desk::new(10);
     d.job(1, spec(), 10);

@@ -3,7 +3,7 @@
 //!
 //! The methods take what the driver takes, bad pointers included, because behaviours pass those on purpose; each behaviour
 //! runs in a process of its own, so that a crash is that behaviour's result and nobody else's. Before every call stands
-//! [`evict::between_calls`](crate::evict::between_calls), which in one of the modes takes the memory off the card.
+//! [`evict::between_calls`], which in one of the modes takes the memory off the card.
 
 #![allow(
     non_snake_case,

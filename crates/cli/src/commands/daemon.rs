@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use ebb_node::{Config, ConfigError, Daemon, HostMemory, Level, StartError, Surroundings, set_level};
+use ebb_node::{
+    Config, ConfigError, Daemon, HostMemory, Level, StartError, Surroundings, read_settings, set_level,
+};
 use ebb_protocol::control::Request;
 
 use crate::args::{DaemonArgs, Global};
@@ -58,16 +60,7 @@ fn settings(global: &Global, args: &DaemonArgs, file: Option<&Path>) -> Result<C
         around.runtime_dir = Some(PathBuf::from("/tmp"));
     }
     let (text, path) = match file {
-        Some(path) => {
-            let read = std::fs::read_to_string(path);
-            (
-                read.map_err(|source| ConfigError::Read {
-                    path: path.into(),
-                    source,
-                })?,
-                path,
-            )
-        }
+        Some(path) => (read_settings(path)?, path),
         None => (String::new(), Path::new("ebb.toml")),
     };
     let mut config = Config::parse(&text, path, &around)?;

@@ -46,6 +46,13 @@ pub(crate) const KNOWN: &[Known] = &[
         why: "what a pool only keeps is given back before anything is released",
     },
     Known {
+        names: &["graph.memory_figures"],
+        modes: &[Mode::Evicting],
+        on: On::Both,
+        sometimes: true,
+        why: "what the driver only keeps for graphs is given back by a release",
+    },
+    Known {
         names: &["free.then_use_is_refused"],
         modes: &[Mode::Ebb, Mode::Strict],
         on: On::Both,

@@ -227,7 +227,7 @@ impl Table {
     }
 
     /// Takes the mappings that begin in a range out, for the driver to unmap. Each keeps its memory by a use, until
-    /// [`Self::unmapped`] or [`Self::still_mapped`].
+    /// [`Self::end_use`] or [`Self::still_mapped`].
     pub(crate) fn take(&mut self, at: u64, size: u64) -> Vec<Mapped> {
         let starts: Vec<u64> = self
             .mappings

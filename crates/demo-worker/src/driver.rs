@@ -287,15 +287,25 @@ impl Driver {
     }
 
     fn queue(&self, function: usize, arguments: &mut [*mut c_void]) -> Result<(), DriverError> {
+        self.launch(function, BLOCKS, THREADS, arguments)
+    }
+
+    fn launch(
+        &self,
+        function: usize,
+        blocks: c_uint,
+        threads: c_uint,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), DriverError> {
         // SAFETY: `function` was found in our module; `arguments` point to live values of the kinds and in the order
         // that the kernel declares, and the driver copies them before it returns.
         let code = unsafe {
             (self.functions.launch)(
                 function,
-                BLOCKS,
+                blocks,
                 1,
                 1,
-                THREADS,
+                threads,
                 1,
                 1,
                 0,
@@ -309,33 +319,19 @@ impl Driver {
 
     /// Launches a kernel that does nothing, and does not wait for it.
     pub(crate) fn launch_nothing(&self) -> Result<(), DriverError> {
-        let nothing = Block { address: 0, bytes: 0 };
-        let (mut address, mut words, mut seed, mut step) = (nothing.address, nothing.bytes, 0u32, 0u32);
-        let arguments: [*mut c_void; 4] = [
-            (&raw mut address).cast(),
-            (&raw mut words).cast(),
-            (&raw mut seed).cast(),
-            (&raw mut step).cast(),
-        ];
-        let mut arguments = arguments;
-        let (one, none, stream) = (1, 0, 0);
-        // SAFETY: as in `queue`; no word is written, since the count is zero.
-        let code = unsafe {
-            (self.functions.launch)(
-                self.fill,
-                one,
-                one,
-                one,
-                one,
-                one,
-                one,
-                none,
-                stream,
-                arguments.as_mut_ptr(),
-                null_mut(),
-            )
-        };
-        self.outcome("cuLaunchKernel", code)
+        let (mut address, mut words, mut seed, mut step) = (0u64, 0u64, 0u32, 0u32);
+        // No word is written, since the count is zero.
+        self.launch(
+            self.fill,
+            1,
+            1,
+            &mut [
+                (&raw mut address).cast(),
+                (&raw mut words).cast(),
+                (&raw mut seed).cast(),
+                (&raw mut step).cast(),
+            ],
+        )
     }
 
     /// A stream that does not wait for others.

@@ -8,8 +8,7 @@
 //! | `touch` | `{"seconds":s}`: a launch of nothing, and waiting for it |
 //! | `rewrite` | `{"seconds":s}`: every word is written anew |
 //! | `check` | `{"wrong":n,"seconds":s}` |
-//! | `drop` | `{"held":0}` |
-//! | `link BYTES ROUNDS` | `{"out":[s],"in":[s],"both":[s]}`: pinned copies of so many bytes; `both` moves that in each direction |
+//! | `link BYTES ROUNDS` | `{"out":[s],"in":[s]}`: pinned copies of so many bytes |
 //! | `launch BATCHES` | `{"each":[s]}`: mean time of a launch in batches of 500 |
 //! | `alloc BYTES N` | `{"each":[s]}`: allocating and freeing |
 //!
@@ -94,12 +93,6 @@ impl Server<'_> {
             }),
             ["rewrite"] => self.rewrite(),
             ["check"] => self.check(),
-            ["drop"] => {
-                for block in self.blocks.drain(..) {
-                    self.driver.free(block)?;
-                }
-                Ok(json!({ "held": 0 }))
-            }
             ["link", bytes, rounds] => self.link(bytes.parse()?, rounds.parse()?),
             ["launch", batches] => self.launch(batches.parse()?),
             ["alloc", bytes, times] => self.alloc(bytes.parse()?, times.parse()?),
@@ -154,34 +147,26 @@ impl Server<'_> {
     fn link(&self, bytes: u64, rounds: u64) -> Result<Value, Refused> {
         let driver = self.driver;
         let (a, b) = (driver.alloc(bytes)?, driver.alloc(bytes)?);
-        let (streams, hosts) = (
-            [driver.stream()?, driver.stream()?],
-            [driver.pinned(bytes)?, driver.pinned(bytes)?],
-        );
-        let (mut out, mut back, mut both) = (Vec::new(), Vec::new(), Vec::new());
+        let stream = driver.stream()?;
+        let (to, from) = (driver.pinned(bytes)?, driver.pinned(bytes)?);
+        let (mut out, mut back) = (Vec::new(), Vec::new());
         for round in 0..rounds + WARM_UP {
             let began = Instant::now();
-            driver.queue_out(&hosts[0], a, streams[0])?;
-            driver.wait(streams[0])?;
+            driver.queue_out(&to, a, stream)?;
+            driver.wait(stream)?;
             let copied_out = began.elapsed();
-            driver.queue_in(b, &hosts[1], streams[1])?;
-            driver.wait(streams[1])?;
+            driver.queue_in(b, &from, stream)?;
+            driver.wait(stream)?;
             let copied_in = began.elapsed() - copied_out;
-            driver.queue_out(&hosts[0], a, streams[0])?;
-            driver.queue_in(b, &hosts[1], streams[1])?;
-            driver.wait(streams[0])?;
-            driver.wait(streams[1])?;
-            let copied_both = began.elapsed() - copied_out - copied_in;
             if round >= WARM_UP {
                 out.push(copied_out.as_secs_f64());
                 back.push(copied_in.as_secs_f64());
-                both.push(copied_both.as_secs_f64());
             }
         }
-        drop(hosts);
+        drop((to, from));
         driver.free(a)?;
         driver.free(b)?;
-        Ok(json!({ "out": out, "in": back, "both": both }))
+        Ok(json!({ "out": out, "in": back }))
     }
 
     fn launch(&self, batches: u64) -> Result<Value, Refused> {

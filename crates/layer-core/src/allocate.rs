@@ -3,7 +3,7 @@
 //! An allocation is a few map operations if the pool has what it takes; else driver calls, made inside the gate, so that
 //! an eviction waits for them and they wait for an eviction; else a question to the daemon, waited for outside the gate.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ebb_device::{DeviceError, Props};
@@ -11,7 +11,7 @@ use ebb_protocol::wire::{ask_kind, deny};
 use ebb_units::Bytes;
 
 use crate::core::Core;
-use crate::device::{Device, Mode};
+use crate::device::{Device, Mode, State};
 use crate::error::{AllocError, TouchError};
 use crate::gate::DeviceSet;
 use crate::pool::Plan;
@@ -221,14 +221,7 @@ fn try_own(core: &Core, device: &Device, size: u64, owner: u64) -> Tried {
                         state.dead |= failed.error == DeviceError::Gone;
                         return Tried::Failed(failed.error.into());
                     }
-                    // What we keep for later is worth less than what is wanted now.
-                    let apart = state.pool.drop_cached(u64::MAX);
-                    let some = !apart.chunks.is_empty() || state.pool.books.stuck > 0;
-                    drop(state);
-                    device.take_apart(core, &apart);
-                    device.retry_stuck();
-                    device.wake();
-                    if emptied || !some {
+                    if !give_up_kept(core, device, state) || emptied {
                         return Tried::Full;
                     }
                     emptied = true;
@@ -236,6 +229,17 @@ fn try_own(core: &Core, device: &Device, size: u64, owner: u64) -> Tried {
             },
         }
     }
+}
+
+/// The card is full: what we keep for later is worth less than what is wanted now. Whether there was anything.
+fn give_up_kept(core: &Core, device: &Device, mut state: MutexGuard<'_, State>) -> bool {
+    let apart = state.pool.drop_cached(u64::MAX);
+    let some = !apart.chunks.is_empty() || state.pool.books.stuck > 0;
+    drop(state);
+    device.take_apart(core, &apart);
+    device.retry_stuck();
+    device.wake();
+    some
 }
 
 fn try_program(core: &Core, device: &Device, len: u64, props: &Props) -> Tried {
@@ -278,13 +282,7 @@ fn try_program(core: &Core, device: &Device, len: u64, props: &Props) -> Tried {
             state.dead |= error == DeviceError::Gone;
             return Tried::Failed(error.into());
         }
-        let apart = state.pool.drop_cached(u64::MAX);
-        let some = !apart.chunks.is_empty() || state.pool.books.stuck > 0;
-        drop(state);
-        device.take_apart(core, &apart);
-        device.retry_stuck();
-        device.wake();
-        if emptied || !some {
+        if !give_up_kept(core, device, state) || emptied {
             return Tried::Full;
         }
         emptied = true;

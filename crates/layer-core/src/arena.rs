@@ -404,13 +404,7 @@ impl Arena {
             .filter(|segment| !segment.leaving && !segment.unknown)
             .map(|segment| segment.bytes)
             .sum();
-        let arriving: u64 = jobs
-            .iter()
-            .map(|job| match job {
-                Job::Arrive { bytes, .. } => *bytes,
-                Job::Leave { .. } => 0,
-            })
-            .sum();
+        let arriving = arriving(jobs);
         let room = slots.available(granule).saturating_add(arriving);
         let needed = staying
             .saturating_add(arriving)
@@ -495,14 +489,7 @@ impl Arena {
                 .sum(),
             segments: state.segments.len() as u64,
             lost: state.lost,
-            arriving: state
-                .jobs
-                .iter()
-                .map(|job| match job {
-                    Job::Arrive { bytes, .. } => *bytes,
-                    Job::Leave { .. } => 0,
-                })
-                .sum(),
+            arriving: arriving(&state.jobs),
         }
     }
 
@@ -510,6 +497,16 @@ impl Arena {
     pub(crate) fn child_fds(&self) -> impl Iterator<Item = &ChildSlot> {
         self.fds.iter()
     }
+}
+
+/// Bytes of segments that are given and not mapped yet.
+fn arriving(jobs: &VecDeque<Job>) -> u64 {
+    jobs.iter()
+        .map(|job| match job {
+            Job::Arrive { bytes, .. } => *bytes,
+            Job::Leave { .. } => 0,
+        })
+        .sum()
 }
 
 /// Maps a segment, and only that: if its descriptor was lost on the way, the mapping may be of a file of the program.

@@ -10,6 +10,7 @@ mod server;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use ebb_node::HostMemory;
 use ebb_protocol::control::Request;
 use ebb_units::{Bytes, GRANULE};
 use serde::Serialize;
@@ -119,7 +120,7 @@ fn sizes(args: &BenchArgs, card: &Card, sim: bool) -> Result<(Bytes, Bytes)> {
     }
     // Room for the bytes, and for segments that are begun.
     let budget = (bytes + Bytes(bytes.0 / 8).max(Bytes::mib(64))).round_down(GRANULE);
-    let left = spare_host_memory(card, sim);
+    let left = spare_host_memory(card, sim, &HostMemory::read());
     if budget > left {
         return Err(CliError::usage(
             format!("moving {bytes} needs {budget} of host memory, and {left} can be used"),

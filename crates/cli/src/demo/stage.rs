@@ -324,11 +324,7 @@ fn check_room(card: &Card, job: Bytes, sim: bool, memory: &HostMemory) -> Result
             ),
         ));
     }
-    let left = memory
-        .cgroup
-        .map_or(memory.available, |group| group.left().min(memory.available));
-    // A tenth stays for everything else. A simulated card is host memory as well.
-    let left = Bytes(left.0 / 10 * 9).saturating_sub(if sim { card.total } else { Bytes::ZERO });
+    let left = spare_host_memory(card, sim, memory);
     let needed = job + slack(sim);
     if needed <= left {
         // Of what is more than needed, half.
@@ -382,8 +378,7 @@ fn cannot_write(folder: &Path, error: &std::io::Error) -> CliError {
 }
 
 /// What of the host's memory the arena may take: a tenth stays for everything else, and a simulated card is host memory, too.
-pub(crate) fn spare_host_memory(card: &Card, sim: bool) -> Bytes {
-    let memory = HostMemory::read();
+pub(crate) fn spare_host_memory(card: &Card, sim: bool, memory: &HostMemory) -> Bytes {
     let left = memory
         .cgroup
         .map_or(memory.available, |group| group.left().min(memory.available));

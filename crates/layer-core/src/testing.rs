@@ -296,12 +296,20 @@ impl Daemon {
     }
 }
 
-fn serve(shared: &(Mutex<Books>, Condvar), peer: &OwnedFd) {
+fn serve(shared: &(Mutex<Books>, Condvar), peer: &Arc<OwnedFd>) {
     while let Ok(Some(received)) = socket::recv(peer) {
         let Ok(message) = ToDaemon::decode(&received.packet) else {
             continue;
         };
         let mut books = shared.0.lock().unwrap();
+        if !books
+            .connection
+            .as_ref()
+            .is_some_and(|open| Arc::ptr_eq(open, peer))
+        {
+            // What was under way when the daemon died is read by nobody: its books are lost.
+            return;
+        }
         let answers = books.take(&message);
         books.log.push(message);
         drop(books);

@@ -1,0 +1,3 @@
+//! Reading what others recorded: one module a format.
+
+pub mod open;

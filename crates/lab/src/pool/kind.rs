@@ -1,0 +1,39 @@
+//! [`Kind`]: the policies by name.
+
+use super::fit::{Choice, Fit};
+use super::policy::Policy;
+
+/// What blocks are rounded to where a policy has no rule of its own: what PyTorch rounds to.
+const UNIT: u64 = 512;
+
+/// A policy that can be replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// The smallest hole of one arena.
+    BestFit,
+    /// The lowest hole of one arena.
+    FirstFit,
+}
+
+impl Kind {
+    /// All of them, ours first.
+    pub const ALL: [Self; 2] = [Self::BestFit, Self::FirstFit];
+
+    /// Its name, in tables and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BestFit => "best-fit",
+            Self::FirstFit => "first-fit",
+        }
+    }
+
+    /// An empty one that may hold so many physical bytes.
+    #[must_use]
+    pub fn make(self, capacity: u64) -> Box<dyn Policy> {
+        match self {
+            Self::BestFit => Box::new(Fit::new(Choice::Best, capacity, UNIT)),
+            Self::FirstFit => Box::new(Fit::new(Choice::First, capacity, UNIT)),
+        }
+    }
+}

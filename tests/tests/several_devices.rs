@@ -200,3 +200,38 @@ fn masks_in_every_order_and_form() {
         stage.wait_until_empty();
     }
 }
+
+/// Two processes of one task, each on a card of its own, exchange a word after every kernel, and somebody pauses the task
+/// again as soon as each resume is done: it gets on all the same.
+#[test]
+fn ranks_get_on_in_a_storm_of_pauses() {
+    let stage = Stage::new(Options {
+        link: 400 << 20,
+        ..cards(2)
+    });
+    let mut program = stage.python(&["--name", "ranks"], &[]);
+    both(&mut program, 60);
+    program.ok("import threading");
+    program.ok("stop, meet, rounds = threading.Event(), threading.Barrier(2), [0, 0]");
+    // A step of a rank ends when the other one has come as far: neither runs alone.
+    program.ok(
+        "def work(n, p):\\n ok(cuda.cuCtxSetCurrent(c[n]))\\n while not stop.is_set():\\n  put(p, bytes(64)); rounds[n] += 1\\n  try: meet.wait()\\n  except threading.BrokenBarrierError: return",
+    );
+    program.ok("ts = [threading.Thread(target=work, args=a) for a in ((0, a), (1, b))]");
+    program.ok("[t.start() for t in ts] and None");
+    let mut before = 0;
+    for round in 0..12 {
+        // Each of these waits until all is out, and none is told to wait for more than that.
+        stage.release("ranks");
+        let rounds = program.ok("rounds")[0];
+        assert!(
+            round == 0 || rounds > before,
+            "round {round}: {rounds} after {before}"
+        );
+        before = rounds;
+    }
+    let snapshot = stage.snapshot();
+    assert!(on(&snapshot, &program, 0).restores >= 10, "{snapshot:#?}");
+    assert!(on(&snapshot, &program, 1).restores >= 10, "{snapshot:#?}");
+    program.ok("stop.set() or meet.abort() or [t.join() for t in ts] and None");
+}

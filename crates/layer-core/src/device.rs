@@ -120,6 +120,8 @@ pub(crate) struct State {
     pub(crate) phase: Phase,
     /// The owner holds the gate closed for this device; then the device is quiet, too.
     pub(crate) closed: bool,
+    /// The daemon says that what is away will be needed: it comes back without a touch.
+    pub(crate) bring_back: bool,
     pub(crate) failing: Option<Failing>,
     /// The driver or the context is gone.
     pub(crate) dead: bool,
@@ -177,6 +179,7 @@ impl Device {
                 current: None,
                 phase: Phase::Resident,
                 closed: false,
+                bring_back: false,
                 failing: None,
                 dead: false,
                 stop: false,

@@ -35,6 +35,9 @@ pub enum Record {
         pid: u32,
         /// Seconds since 1970, for people.
         unix_seconds: u64,
+        /// Which rules its arbiter has ([`ebb_policy::RULES`]).
+        #[serde(default)]
+        rules: u32,
         /// What its arbiter decides by.
         policy: PolicyRecord,
     },
@@ -79,6 +82,10 @@ pub struct PolicyRecord {
     pub idle_after: u64,
     pub min_turn: u64,
     pub turn_per_copy: u32,
+    #[serde(default)]
+    pub turn_owed: u64,
+    #[serde(default)]
+    pub owed_max: u64,
     pub alloc_wait: u64,
     pub alloc_wait_max: u64,
     pub retry: u64,
@@ -97,6 +104,8 @@ impl From<&PolicyConfig> for PolicyRecord {
             idle_after,
             min_turn,
             turn_per_copy,
+            turn_owed,
+            owed_max,
             alloc_wait,
             alloc_wait_max,
             retry,
@@ -112,6 +121,8 @@ impl From<&PolicyConfig> for PolicyRecord {
             idle_after: nanos(idle_after),
             min_turn: nanos(min_turn),
             turn_per_copy: *turn_per_copy,
+            turn_owed: nanos(turn_owed),
+            owed_max: nanos(owed_max),
             alloc_wait: nanos(alloc_wait),
             alloc_wait_max: nanos(alloc_wait_max),
             retry: nanos(retry),
@@ -131,6 +142,8 @@ impl From<&PolicyRecord> for PolicyConfig {
             idle_after: Duration::from_nanos(record.idle_after),
             min_turn: Duration::from_nanos(record.min_turn),
             turn_per_copy: record.turn_per_copy,
+            turn_owed: Duration::from_nanos(record.turn_owed),
+            owed_max: Duration::from_nanos(record.owed_max),
             alloc_wait: Duration::from_nanos(record.alloc_wait),
             alloc_wait_max: Duration::from_nanos(record.alloc_wait_max),
             retry: Duration::from_nanos(record.retry),

@@ -37,6 +37,17 @@ pub enum ReplayError {
     /// It cannot be read.
     #[error("the event log cannot be read")]
     Io(#[from] std::io::Error),
+    /// It was written by an arbiter with other rules: it would not do the same.
+    #[error(
+        "line {line}: this run was decided by rules of version {rules}, and this program has version {}",
+        ebb_policy::RULES
+    )]
+    Rules {
+        /// Where, from 1.
+        line: u64,
+        /// Its version; 0 before there were versions.
+        rules: u32,
+    },
     /// A line is no record.
     #[error("line {line} is no record of an event log: {source}")]
     Format {
@@ -59,7 +70,10 @@ pub fn replay(path: &Path) -> Result<Report, ReplayError> {
         let record =
             serde_json::from_str(&line?).map_err(|source| ReplayError::Format { line: number, source })?;
         match record {
-            Record::Start { policy, .. } => {
+            Record::Start { policy, rules, .. } => {
+                if rules != ebb_policy::RULES {
+                    return Err(ReplayError::Rules { line: number, rules });
+                }
                 report.runs += 1;
                 arbiter = Some(Arbiter::new(PolicyConfig::from(&policy)));
             }

@@ -287,6 +287,11 @@ pub enum Action {
         /// Why.
         reason: ReclaimReason,
     },
+    /// Bring back what is in host memory without waiting for a touch: it will be needed.
+    BringBack {
+        /// Who.
+        client: ClientId,
+    },
     /// An order is not wanted any more. What was done stays done; `ReclaimDone` still ends it.
     CancelReclaim {
         /// Who.

@@ -110,6 +110,9 @@ impl Arbiter {
                 if let Some(c) = self.known(client, out) {
                     // An unknown ask is normal here: the cancellation crossed the answer.
                     c.asks.retain(|a| a.id != ask);
+                    if c.restore_over() {
+                        c.owed_restore = false;
+                    }
                 }
             }
             Event::Returned { client, bytes } => {
@@ -131,8 +134,11 @@ impl Arbiter {
                 copied,
                 nanos,
             } => self.restored(client, copied, nanos, out),
-            Event::Pause { task } => self.pause(task, true, out),
-            Event::Resume { task } => self.pause(task, false, out),
+            Event::Pause { task } | Event::Resume { task } if !self.tasks.contains_key(&task) => {
+                ignored(out, format!("{task} is not known"));
+            }
+            Event::Pause { task } => self.pause(task),
+            Event::Resume { task } => self.resume(task, out),
             Event::Tick => {}
         }
     }
@@ -228,6 +234,8 @@ impl Arbiter {
                 virtual_time: BTreeMap::new(),
                 paused: false,
                 pause_told: false,
+                put_off: None,
+                resumed: false,
                 forced: false,
                 excused: BTreeSet::new(),
             },
@@ -353,6 +361,8 @@ impl Arbiter {
                 turn_start: now,
                 turn_cost: 0,
                 restoring_until: now,
+                owed_restore: false,
+                owed_until: Time::default(),
                 leave_alone_until: now,
                 pause: core::time::Duration::ZERO,
                 busy: false,
@@ -412,6 +422,9 @@ impl Arbiter {
             });
             c.restoring_until = now;
         }
+        if kind == AskKind::Restore {
+            self.bring_gang(task, out);
+        }
     }
 
     /// Lowers a client's lease; what a client says can make no sum negative.
@@ -469,6 +482,10 @@ impl Arbiter {
         c.incoming = c.incoming.min(usage.evicted).min(idle_lease);
         c.unused = idle_lease.saturating_sub(c.incoming).saturating_add(usage.cached);
         let device = c.device;
+        if c.restore_over() {
+            // It freed what was away instead of waiting for it.
+            self.now_owed_a_turn(client);
+        }
         self.excuse(device, out);
     }
 
@@ -624,34 +641,8 @@ impl Arbiter {
                 self.deny(client, ask, DenyReason::TimedOut, false, out);
             }
         }
+        self.now_owed_a_turn(client);
         self.copied(device, copied, time, false);
-    }
-
-    fn pause(&mut self, task: TaskId, paused: bool, out: &mut Vec<Action>) {
-        let now = self.now;
-        let Some(t) = self.tasks.get_mut(&task) else {
-            return ignored(out, format!("{task} is not known"));
-        };
-        if t.paused == paused {
-            // Asked again: answered again.
-            t.pause_told = false;
-            return;
-        }
-        t.paused = paused;
-        t.pause_told = false;
-        for c in self.clients.values_mut().filter(|c| c.task == task) {
-            c.settled = false;
-            c.idle_released = false;
-            if paused {
-                // A person asked: try at once, whatever was tried before.
-                c.leave_alone_until = now;
-                c.restoring_until = now;
-            } else {
-                for ask in &mut c.asks {
-                    ask.since = now;
-                }
-            }
-        }
     }
 }
 

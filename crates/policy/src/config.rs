@@ -11,6 +11,10 @@ pub struct PolicyConfig {
     pub min_turn: Duration,
     /// A turn lasts at least this many times the copying that ends it: 10 keeps copying under a tenth.
     pub turn_per_copy: u32,
+    /// The turn that follows every restore, whoever wants the memory or a pause meanwhile.
+    pub turn_owed: Duration,
+    /// How long, besides the copying, a pause is put off for a restore and a turn that are owed.
+    pub owed_max: Duration,
     /// How long an allocation waits before a program that asked so gets an out-of-memory it may answer by flushing caches.
     pub alloc_wait: Duration,
     /// How long any allocation waits.
@@ -37,6 +41,8 @@ impl Default for PolicyConfig {
             idle_after: Duration::from_secs(1),
             min_turn: Duration::from_secs(1),
             turn_per_copy: 10,
+            turn_owed: Duration::from_millis(100),
+            owed_max: Duration::from_secs(5),
             alloc_wait: Duration::from_secs(2),
             alloc_wait_max: Duration::from_secs(600),
             retry: Duration::from_millis(500),

@@ -43,6 +43,7 @@ impl Arbiter {
                 at(c.last_touch.after(self.config.idle_after));
             }
         }
+        self.owed_deadlines(&mut at);
         for device in self.devices.keys() {
             self.contention_deadlines(*device, &mut at);
         }

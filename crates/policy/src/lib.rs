@@ -27,6 +27,8 @@
 //! * **Waiting**: an allocation that can never fit is denied for good at once. One that may fit waits: `alloc_wait` if
 //!   its program can answer an early out-of-memory by flushing caches, unless it is being served; else `alloc_wait_max`.
 //!   Restores wait without end.
+//! * **Owed**: a restore that is granted, and every one that a resume lets begin, is let arrive and followed by a short turn
+//!   before the client is taken from or paused again. What one pause took from a task comes back together.
 //! * **Refusals**: a client whose work does not end, or whose copies fail, is left alone for longer each time; others
 //!   are tried.
 //! * **The books**: if overhead or unmanaged memory grow past the capacity, unused lease and idle clients make up for it.
@@ -42,12 +44,16 @@ mod config;
 mod deadline;
 mod event;
 mod ledger;
+mod owed;
 mod rank;
 mod schedule;
 mod state;
 mod time;
 mod victims;
 mod view;
+
+/// Counts changes of the rules: a log of events replays to the same actions under the same number only.
+pub const RULES: u32 = 2;
 
 pub use action::{Action, DenyReason, Depth, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;

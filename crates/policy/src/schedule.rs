@@ -34,6 +34,7 @@ const ROUNDS: usize = 16;
 impl Arbiter {
     /// Does on every device what can be done now.
     pub(crate) fn schedule(&mut self, out: &mut Vec<Action>) {
+        self.late_pauses();
         let devices: Vec<DeviceId> = self.devices.keys().copied().collect();
         for device in devices {
             self.give_up_orders(device, out);
@@ -209,6 +210,10 @@ impl Arbiter {
         let most = c.movable();
         if c.order.is_some() || most.is_zero() || bytes.is_zero() {
             return;
+        }
+        if depth == Depth::Evict {
+            // What overrules a promise ends it.
+            c.forgive(now);
         }
         self.last_order += 1;
         let order = OrderId(self.last_order);
@@ -516,6 +521,7 @@ impl Arbiter {
                     c.turn_cost = own_cost;
                 }
                 c.restoring_until = Time(now.0.saturating_add(restore_time));
+                c.owed_restore = true;
                 c.turn_start = now;
             }
         } else if !was_active {

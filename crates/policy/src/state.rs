@@ -77,6 +77,10 @@ pub(crate) struct Task {
     pub(crate) virtual_time: BTreeMap<DeviceId, u64>,
     pub(crate) paused: bool,
     pub(crate) pause_told: bool,
+    /// A pause was asked for and waits for what the task is owed, until then at the longest.
+    pub(crate) put_off: Option<Time>,
+    /// Was paused before it ran: its clients come back together.
+    pub(crate) resumed: bool,
     /// The limit was forced below what is live: evict to keep it.
     pub(crate) forced: bool,
     /// Devices on which it has more than its limit by a change that no grant made.
@@ -164,6 +168,10 @@ pub(crate) struct Client {
     pub(crate) turn_cost: u64,
     /// All is granted and being copied in; not a victim until then, whatever becomes of the news that it is back.
     pub(crate) restoring_until: Time,
+    /// Its memory is to come back before anything is taken from it again.
+    pub(crate) owed_restore: bool,
+    /// And then it is to have its turn.
+    pub(crate) owed_until: Time,
     pub(crate) leave_alone_until: Time,
     pub(crate) pause: Duration,
     /// Counts as active while it is left alone: its GPU work did not end.

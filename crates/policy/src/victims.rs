@@ -220,7 +220,7 @@ impl Arbiter {
         if self.task_of(c).paused {
             return Some(Willing::Idle);
         }
-        if self.restoring(c) && !r.guaranteed {
+        if self.restoring(c) && !r.guaranteed || self.now < c.owed_until {
             return None;
         }
         let stopped = c.suspended() && !self.restoring(c);

@@ -595,6 +595,8 @@ messages! {
         10 Limit { /** Slot. */ device: u32, /** The limit. */ limit: Bytes, /** Charged by the task's other processes. */ charged_elsewhere: Bytes }
         /// Say what is intercepted and releasable.
         11 Query { /** To be repeated in the report. */ query: u64 }
+        /// Bring back what is in host memory without waiting for a touch: it will be needed. A layer that does not know this waits for one.
+        12 BringBack { /** Slot. */ device: u32 }
         /// Answer to `AskWorld`.
         40 World {
             /// The card.

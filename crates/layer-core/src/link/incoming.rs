@@ -72,6 +72,12 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
                 device.wake();
             }
         }
+        ToLayer::BringBack { device } => {
+            if let Some(device) = by_slot(core, device) {
+                device.lock().bring_back = true;
+                device.wake();
+            }
+        }
         ToLayer::CancelReclaim { device, order } => {
             if let Some(device) = by_slot(core, device) {
                 cancelled(core, &device, order);

@@ -75,7 +75,7 @@ fn next(core: &Core, device: &Device) -> Job {
         if state.closed && (state.pool.books.evicted == 0 || state.dead) {
             return Job::Reopen;
         }
-        if state.closed && core.gate.waiters_for(device.index) > 0 {
+        if state.closed && (state.bring_back || core.gate.waiters_for(device.index) > 0) {
             return Job::Restore;
         }
         state = device.wait(state);
@@ -87,6 +87,7 @@ fn reopen(core: &Core, device: &Device) {
     let mut state = device.lock();
     state.phase = Phase::Resident;
     state.failing = None;
+    state.bring_back = false;
     state.cancel_restore_asks(core);
     let closed = std::mem::take(&mut state.closed);
     drop(state);

@@ -119,6 +119,8 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
     }
     // An order comes first, or the device goes: the next round goes on from here.
     let mut state = device.lock();
+    // An order overtakes the wish; so does a failure that nobody waits behind.
+    state.bring_back = false;
     if state.pool.books.evicted > 0 {
         state.phase = Phase::Evicted;
     }

@@ -263,6 +263,7 @@ impl Driver {
                 version: env!("CARGO_PKG_VERSION").into(),
                 pid: std::process::id(),
                 unix_seconds,
+                rules: ebb_policy::RULES,
                 policy: self.arbiter.config().into(),
             });
         }
@@ -422,6 +423,11 @@ impl Driver {
                 reason,
             } => {
                 self.reclaim(client, order, bytes, depth, &reason.to_string());
+            }
+            Action::BringBack { client } => {
+                if let Some((peer, device)) = self.clients.get(&client).copied() {
+                    self.send(peer, &ToLayer::BringBack { device: device.0 }, Vec::new());
+                }
             }
             Action::CancelReclaim { client, order } => {
                 if let Some((peer, device)) = self.clients.get(&client).copied() {

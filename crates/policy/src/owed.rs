@@ -1,0 +1,185 @@
+//! What a resume and a restore owe a task: that its memory comes back and a short turn with it.
+//!
+//! ```text
+//!            Resume, waits at the gate                    Restored                turn_owed over
+//! (paused) ────────────────────────────> owed a restore ───────────> owed a turn ────────────────> nothing owed
+//!                 any full grant of a restore  ^                                                        │
+//!                                              └────────────────────────────────────────────────────────┘
+//! ```
+//! Whoever is owed something is no victim, and a pause is *put off* until nothing is owed to any client of the task, for
+//! `owed_max` and the time of the copying at the longest. Without that a pause soon after each resume leaves less time
+//! than a restore takes, and nothing gets on, however long that lasts.
+//!
+//! Ranks that wait for each other must be on their cards together: a kernel of one does not end while another is away,
+//! and then neither can be evicted. What one pause took from the clients of a task comes back together: the first that
+//! asks brings the others along.
+
+use ebb_units::{Bytes, ClientId, TaskId};
+
+use crate::Arbiter;
+use crate::action::{Action, ReclaimReason};
+use crate::state::Client;
+use crate::time::{Time, nanos};
+
+impl Client {
+    /// Was taken off its device together with all others of its task.
+    fn away_by_pause(&self) -> bool {
+        !self.evicted.is_zero() && self.last_reason == Some(ReclaimReason::Paused)
+    }
+}
+
+impl Arbiter {
+    /// Everything is granted to it and it has not had its turn yet, or a resume promised that.
+    pub(crate) fn owed(&self, c: &Client) -> bool {
+        c.owed_restore || self.now < c.owed_until
+    }
+
+    /// What a pause of a task would break: until when it may be put off, if it may.
+    fn debt(&self, task: TaskId) -> Option<Time> {
+        let mut copy = 0;
+        let mut any = false;
+        for c in self.clients.values().filter(|c| c.task == task) {
+            any |= self.owed(c);
+            if c.owed_restore {
+                let d = &self.devices[&c.device];
+                // Room for it may have to be copied out first.
+                let bytes = c.evicted.max(c.asked(crate::AskKind::Restore));
+                copy = copy.max(d.back.time(bytes).saturating_add(d.out.time(bytes)));
+            }
+        }
+        let most = nanos(self.config.owed_max).saturating_add(copy.saturating_mul(2));
+        any.then(|| Time(self.now.0.saturating_add(most)))
+    }
+
+    /// Pauses a task: at once, or when it has had what it is owed.
+    pub(crate) fn pause(&mut self, task: TaskId) {
+        let debt = self.debt(task);
+        let Some(t) = self.tasks.get_mut(&task) else {
+            return;
+        };
+        // Asked again: answered again.
+        t.pause_told = false;
+        if t.paused || t.put_off.is_some() {
+            return;
+        }
+        match debt {
+            Some(until) => t.put_off = Some(until),
+            None => self.pause_now(task),
+        }
+    }
+
+    fn pause_now(&mut self, task: TaskId) {
+        let now = self.now;
+        if let Some(t) = self.tasks.get_mut(&task) {
+            t.paused = true;
+            t.put_off = None;
+            t.resumed = false;
+        }
+        for c in self.clients.values_mut().filter(|c| c.task == task) {
+            c.settled = false;
+            c.idle_released = false;
+            // Somebody asked: try at once, whatever was tried before.
+            c.leave_alone_until = now;
+            c.restoring_until = now;
+            c.forgive(now);
+        }
+    }
+
+    /// Lets a task run again.
+    pub(crate) fn resume(&mut self, task: TaskId, out: &mut Vec<Action>) {
+        let now = self.now;
+        let Some(t) = self.tasks.get_mut(&task) else {
+            return;
+        };
+        t.pause_told = false;
+        t.put_off = None;
+        if !std::mem::take(&mut t.paused) {
+            return;
+        }
+        t.resumed = true;
+        let turn = now.after(self.config.turn_owed);
+        let mut waits = false;
+        for c in self.clients.values_mut().filter(|c| c.task == task) {
+            c.settled = false;
+            c.idle_released = false;
+            for ask in &mut c.asks {
+                ask.since = now;
+            }
+            if c.wants_back() {
+                c.owed_restore = true;
+                waits = true;
+            } else if c.away_by_pause() {
+                // Who waits at the gate may not have said so yet.
+                c.owed_until = turn;
+            }
+        }
+        if waits {
+            self.bring_gang(task, out);
+        }
+    }
+
+    /// One of a resumed task wants its memory back: the others that left with it are fetched, too.
+    pub(crate) fn bring_gang(&mut self, task: TaskId, out: &mut Vec<Action>) {
+        if !self.tasks[&task].resumed {
+            return;
+        }
+        for (id, c) in self.clients.iter_mut().filter(|(_, c)| c.task == task) {
+            if c.owed_restore || !c.away_by_pause() {
+                continue;
+            }
+            c.owed_restore = true;
+            if !c.wants_back() {
+                out.push(Action::BringBack { client: *id });
+            }
+        }
+    }
+
+    /// Its memory is all there.
+    pub(crate) fn now_owed_a_turn(&mut self, client: ClientId) {
+        let until = self.now.after(self.config.turn_owed);
+        if let Some(c) = self.clients.get_mut(&client) {
+            c.owed_restore = false;
+            c.owed_until = until;
+        }
+    }
+
+    /// Pauses that were put off for long enough take effect.
+    pub(crate) fn late_pauses(&mut self) {
+        let due: Vec<TaskId> = self
+            .tasks
+            .iter()
+            .filter(|(id, t)| {
+                t.put_off
+                    .is_some_and(|until| until <= self.now || self.debt(**id).is_none())
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for task in due {
+            self.pause_now(task);
+        }
+    }
+
+    pub(crate) fn owed_deadlines(&self, at: &mut impl FnMut(Time)) {
+        for t in self.tasks.values() {
+            if let Some(until) = t.put_off {
+                at(until);
+            }
+        }
+        for c in self.clients.values() {
+            at(c.owed_until);
+        }
+    }
+}
+
+impl Client {
+    /// Nothing is owed to it any more.
+    pub(crate) fn forgive(&mut self, now: Time) {
+        self.owed_restore = false;
+        self.owed_until = self.owed_until.min(now);
+    }
+
+    /// Whoever has nothing away and waits for nothing is owed no restore.
+    pub(crate) fn restore_over(&self) -> bool {
+        self.owed_restore && self.evicted.is_zero() && self.incoming == Bytes::ZERO && !self.wants_back()
+    }
+}

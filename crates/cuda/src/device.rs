@@ -5,10 +5,13 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use ebb_abi::*;
-use ebb_device::{DeviceError, DeviceMemory, Direction, Grant, Handle, HostAddr, Location, Marker, Props};
+use ebb_device::{
+    DeviceError, DeviceMemory, Direction, Fingerprint, Grant, Handle, HostAddr, Location, Marker, Props,
+};
 use ebb_units::{Bytes, DeviceUuid};
 
 use crate::beside;
+use crate::fingerprint::Printing;
 use crate::maps::Maps;
 use crate::options::{Extras, Options};
 use crate::{DriverTable, Scope, check};
@@ -64,7 +67,7 @@ impl DeviceFacts {
 /// One GPU's memory, by the driver's calls in a context of the program.
 ///
 /// # Locks
-/// `access`, then `contexts`, then `lanes`. Driver calls are made under `lanes` (making a stream or event, rare) and
+/// `access` or `printing`, then `contexts`, then `lanes`. Driver calls are made under `lanes` (making a stream or event, rare) and
 /// `access` (so that a peer which joins misses no range); neither waits for the GPU.
 #[derive(Debug)]
 pub struct CudaDevice {
@@ -76,11 +79,12 @@ pub struct CudaDevice {
     contexts: RwLock<Vec<CUcontext>>,
     lanes: Mutex<Lanes>,
     access: Mutex<Access>,
+    pub(crate) printing: Printing,
 }
 
 /// The streams of our own, made at the first copy, in the context that was the first then.
 #[derive(Debug, Default)]
-struct Lanes {
+pub(crate) struct Lanes {
     context: CUcontext,
     out: CUstream,
     into: CUstream,
@@ -116,6 +120,7 @@ impl CudaDevice {
             contexts: RwLock::new(context.into_iter().collect()),
             lanes: Mutex::default(),
             access: Mutex::default(),
+            printing: Printing::default(),
         };
         let mut granularity = 0usize;
         this.options.with(|extras| {
@@ -151,6 +156,7 @@ impl CudaDevice {
     /// The program is about to destroy a context. Answers whether another one is left; if none is, the caller must have
     /// detached the device before. Our streams move to another context. No copy may be under way.
     pub fn remove_context(&self, context: CUcontext) -> bool {
+        self.printing.leave(&self.table, context);
         let mut contexts = self.contexts.write().unwrap_or_else(PoisonError::into_inner);
         contexts.retain(|&known| known != context);
         let mut lanes = self.lanes();
@@ -162,6 +168,7 @@ impl CudaDevice {
 
     /// A context is gone already, and our streams with it: no call is made in it any more.
     pub fn forget_context(&self, context: CUcontext) {
+        self.printing.forget(context);
         let mut contexts = self.contexts.write().unwrap_or_else(PoisonError::into_inner);
         contexts.retain(|&known| known != context);
         let mut lanes = self.lanes();
@@ -230,7 +237,7 @@ impl CudaDevice {
         }
     }
 
-    fn first_context(&self) -> Result<(Scope<'_>, CUcontext), DeviceError> {
+    pub(crate) fn first_context(&self) -> Result<(Scope<'_>, CUcontext), DeviceError> {
         let first = self
             .contexts
             .read()
@@ -241,7 +248,7 @@ impl CudaDevice {
         Ok((Scope::enter(&self.table, context)?, context))
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+    pub(crate) fn lanes(&self) -> MutexGuard<'_, Lanes> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,7 +257,7 @@ impl CudaDevice {
     }
 
     /// The stream of a direction, in the first context, of which the caller holds a [`Scope`].
-    fn stream(
+    pub(crate) fn stream(
         &self,
         lanes: &mut Lanes,
         first: CUcontext,
@@ -509,6 +516,24 @@ impl DeviceMemory for CudaDevice {
             )
         };
         check("cuMemcpyHtoDAsync", answer)
+    }
+
+    fn zero(&self, dev: u64, len: u64) -> Result<(), DeviceError> {
+        let (_scope, first) = self.first_context()?;
+        let stream = self.stream(&mut self.lanes(), first, Direction::In)?;
+        // SAFETY: no pointers of the host; the driver checks the range. A stream of ours.
+        check("cuMemsetD8Async", unsafe {
+            self.table
+                .cuMemsetD8Async(CUdeviceptr(dev), 0, Bytes(len).to_usize(), stream)
+        })
+    }
+
+    fn fingerprint(&self, ranges: &[(u64, u64)]) -> Result<Vec<Fingerprint>, DeviceError> {
+        self.fingerprints(ranges)
+    }
+
+    fn expect_fingerprints(&self) {
+        self.compile_fingerprints();
     }
 
     fn mark(&self, direction: Direction) -> Result<Marker, DeviceError> {

@@ -5,6 +5,7 @@
 
 mod beside;
 mod device;
+mod fingerprint;
 mod import;
 mod maps;
 mod options;

@@ -1,6 +1,10 @@
 //! [`DriverTable`]: the driver's functions that we call, by name.
 
-#![allow(non_snake_case, reason = "the names are the driver's own")]
+#![allow(
+    non_snake_case,
+    clippy::too_many_arguments,
+    reason = "names and parameters are the driver's own"
+)]
 
 use core::ffi::{CStr, c_void};
 
@@ -98,10 +102,30 @@ table! {
     cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream);
     /// Enqueues a copy to the device.
     cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream);
+    /// Enqueues that memory is filled with a byte.
+    cuMemsetD8Async(dst: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
     /// Pins host memory.
     cuMemHostRegister_v2(p: *mut c_void, bytes: usize, flags: u32);
     /// Unpins host memory.
     cuMemHostUnregister(p: *mut c_void);
+    /// Loads code into the current context.
+    cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+    /// Takes code out of its context.
+    cuModuleUnload(module: CUmodule);
+    /// A kernel of a module.
+    cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+    /// A variable of a module.
+    cuModuleGetGlobal_v2(at: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char);
+    /// Begins to compile code for the current context's device.
+    cuLinkCreate_v2(options: u32, names: *mut CUjit_option, values: *mut *mut c_void, state: *mut CUlinkState);
+    /// Gives code to compile.
+    cuLinkAddData_v2(state: CUlinkState, kind: CUjitInputType, data: *mut c_void, bytes: usize, name: *const c_char, options: u32, names: *mut CUjit_option, values: *mut *mut c_void);
+    /// Compiles it. What comes out lives as long as the state.
+    cuLinkComplete(state: CUlinkState, image: *mut *mut c_void, bytes: *mut usize);
+    /// Ends that.
+    cuLinkDestroy(state: CUlinkState);
+    /// Enqueues a kernel.
+    cuLaunchKernel(function: CUfunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void);
     /// Makes a stream.
     cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32);
     /// Makes a stream, older form.

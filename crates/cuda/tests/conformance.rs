@@ -94,6 +94,12 @@ fn child() {
     let host = Memory::default();
     conformance::run(&device, &host, facts.total.0 / 2, fill_up);
     shares(&cuda, &host);
+    for ahead in [false, true] {
+        let other =
+            CudaDevice::new(Arc::clone(&table), CUdevice(0), Some(context), &facts).expect("a device");
+        prints_as_the_processor(&other, ahead);
+        assert!(!other.remove_context(context));
+    }
     // From a thread that has no context, and leaving none behind.
     std::thread::scope(|scope| {
         scope
@@ -162,6 +168,36 @@ fn shares(cuda: &Arc<CudaDevice>, host: &Memory) {
     imported.close().expect("close");
 }
 
+/// The kernel and the processor agree, whatever the length, and whether the kernel was compiled ahead or not.
+fn prints_as_the_processor(cuda: &CudaDevice, ahead: bool) {
+    use ebb_device::Direction;
+    let g = cuda.granularity();
+    let len = 5 * g.min(1 << 20).next_multiple_of(g);
+    let at = cuda.reserve(len, g).expect("reserve");
+    let handle = cuda.create(len).expect("create");
+    cuda.map(at, len, handle).expect("map");
+    cuda.set_access(at, len).expect("set_access");
+    let bytes: Vec<u8> = (0..len).map(|place| conformance::pattern(3, place)).collect();
+    let here = HostAddr(bytes.as_ptr().expose_provenance());
+    cuda.copy_in(at, here, len).expect("copy");
+    cuda.wait(cuda.mark(Direction::In).expect("mark")).expect("wait");
+    let keys = cuda.fingerprint_keys().expect("random bytes");
+    let long = ebb_device::fingerprint::BLOCK.min(len);
+    let lengths = [16, 48, 4096, 8192, 65536, 65536 + 512, long - 16, long];
+    let ranges: Vec<(u64, u64)> = lengths.iter().map(|length| (at, *length)).collect();
+    if ahead {
+        cuda.expect_fingerprints();
+    }
+    let prints = cuda.fingerprint(&ranges).expect("fingerprint");
+    for (length, print) in lengths.iter().zip(&prints) {
+        let block = &bytes[..usize::try_from(*length).unwrap()];
+        assert_eq!(*print, keys.of(block), "{length} bytes, compiled ahead: {ahead}");
+    }
+    cuda.unmap(at, len).expect("unmap");
+    cuda.release(handle).expect("release");
+    cuda.free_reservation(at, len).expect("free_reservation");
+}
+
 fn run_child(driver: &Path, environment: &[(&str, &str)]) {
     let mut command = Command::new(std::env::current_exe().expect("a process knows its program"));
     command
@@ -207,7 +243,7 @@ fn over_the_simulated_gpu() {
     for granularity in ["2Mi", "64Ki"] {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let sim = folder.path().to_str().expect("a plain path");
-        let size = if granularity == "2Mi" { "128Mi" } else { "8Mi" };
+        let size = if granularity == "2Mi" { "128Mi" } else { "16Mi" };
         run_child(
             &driver,
             &[

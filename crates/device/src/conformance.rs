@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::{DeviceError, DeviceMemory, Direction, HostAddr};
+use crate::{DeviceError, DeviceMemory, Direction, HostAddr, fingerprint};
 
 /// What the suite needs besides the device.
 pub trait Host {
@@ -36,6 +36,8 @@ pub fn run(device: &Arc<dyn DeviceMemory>, host: &dyn Host, capacity: u64, fill_
     both_directions(device, host);
     misuse_is_an_error_and_changes_nothing(device, host);
     registration(device, host);
+    zeros(device, host);
+    fingerprints(device, host);
     if fill_up {
         out_of_memory_is_an_answer(device, capacity);
     }
@@ -230,6 +232,69 @@ fn registration(device: &dyn DeviceMemory, host: &dyn Host) {
     device.unmap(at, g).expect("unmap");
     device.release(handle).expect("release");
     device.free_reservation(at, g).expect("free_reservation");
+}
+
+/// Zeros come in the order of copies in.
+fn zeros(device: &dyn DeviceMemory, host: &dyn Host) {
+    let g = granule(device);
+    let at = device.reserve(2 * g, g).expect("reserve");
+    let handle = back(device, at, 2 * g);
+    let memory = host.memory(2 * g);
+    host.fill(memory, 2 * g, 13);
+    device.copy_in(at, memory, 2 * g).expect("copy_in");
+    device.zero(at + g, g).expect("zero");
+    copy_in(device, at, memory, g / 2);
+    let zero = device.fingerprint(&[(at + g, g)]).expect("fingerprint");
+    assert!(zero.iter().all(|print| print.zero), "zeros are zero");
+    host.fill(memory, 2 * g, 14);
+    copy_out(device, memory, at, 2 * g);
+    assert!(host.holds(memory, g, 13), "and nothing else is");
+    device.unmap(at, 2 * g).expect("unmap");
+    device.release(handle).expect("release");
+    device.free_reservation(at, 2 * g).expect("free_reservation");
+}
+
+/// Equal bytes have equal fingerprints, at any address, and no others.
+fn fingerprints(device: &dyn DeviceMemory, host: &dyn Host) {
+    let g = granule(device);
+    let len = fingerprint::BLOCK.next_multiple_of(g) + g;
+    let at = device.reserve(2 * len, g).expect("reserve");
+    let handles = [back(device, at, len), back(device, at + len, len)];
+    let memory = host.memory(len);
+    host.fill(memory, len, 15);
+    device.copy_in(at, memory, len).expect("copy_in");
+    copy_in(device, at + len, memory, len);
+    let both = [(at, len), (at + len, len)];
+    let prints = device.fingerprint(&both).expect("fingerprint");
+    let count = prints.len() / 2;
+    assert_eq!(count as u64, fingerprint::count(len), "one of each block");
+    let (first, second) = prints.split_at(count);
+    assert_eq!(first, second, "the same bytes at two addresses");
+    assert!(prints.iter().all(|print| !print.zero), "none is zero");
+    assert_ne!(first[0], first[1], "different bytes");
+    assert_eq!(
+        device.fingerprint(&both).expect("fingerprint"),
+        prints,
+        "and again"
+    );
+    // One vector of 16 bytes in the last block.
+    host.fill(memory, 16, 16);
+    copy_in(device, at + len - 32, memory, 16);
+    let after = device.fingerprint(&both).expect("fingerprint");
+    assert_ne!(after[count - 1], first[count - 1], "a change is seen");
+    assert_eq!(after[..count - 1], first[..count - 1], "and only where it is");
+    assert_eq!(after[count..], *second);
+    assert_eq!(
+        device.fingerprint(&both[1..]).expect("fingerprint"),
+        second,
+        "whatever is asked for besides"
+    );
+    assert_eq!(device.fingerprint(&[]), Ok(Vec::new()));
+    device.unmap(at, 2 * len).expect("unmap");
+    for handle in handles {
+        device.release(handle).expect("release");
+    }
+    device.free_reservation(at, 2 * len).expect("free_reservation");
 }
 
 /// Takes all there is, is refused properly, and gets all of it again after giving it back.

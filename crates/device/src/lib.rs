@@ -10,11 +10,13 @@
 
 pub mod conformance;
 pub mod fake;
+pub mod fingerprint;
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ebb_units::Bytes;
+pub use fingerprint::Fingerprint;
 
 /// Physical device memory, made by [`DeviceMemory::create`]. The number is the implementation's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -194,6 +196,24 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`DeviceError`]; nothing was enqueued.
     fn copy_in(&self, dev: u64, host: HostAddr, len: u64) -> Result<(), DeviceError>;
+
+    /// Enqueues that memory becomes zero, on the stream of [`Direction::In`]. Whole granules.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing was enqueued.
+    fn zero(&self, dev: u64, len: u64) -> Result<(), DeviceError>;
+
+    /// What the blocks of these ranges (address and bytes, whole granules, mapped with access) hold, one
+    /// [`Fingerprint`] for each block of each range, in order; see [`fingerprint::blocks`]. Equal ones of one device mean
+    /// equal bytes. Waits for itself: some 20 ms for 64 GiB. Nothing may write the ranges meanwhile, no work of the program
+    /// may run on the device (the first time, a kernel is loaded), and no capture be under way.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing is known.
+    fn fingerprint(&self, ranges: &[(u64, u64)]) -> Result<Vec<Fingerprint>, DeviceError>;
+
+    /// Makes ready for [`Self::fingerprint`] what can be made ready while the program runs.
+    fn expect_fingerprints(&self) {}
 
     /// Marks what has been enqueued so far in one direction.
     ///

@@ -43,9 +43,9 @@ fn device(capacity: u64) -> (Arc<FakeDevice>, Arc<FakeHost>, Card) {
 
 #[test]
 fn the_fake_conforms() {
-    let (fake, host, card) = device(64 * G);
+    let (fake, host, card) = device(2048 * G);
     let dynamic: Arc<dyn DeviceMemory> = fake.clone();
-    conformance::run(&dynamic, &TestHost(host), 64 * G, true);
+    conformance::run(&dynamic, &TestHost(host), 2048 * G, true);
     assert_eq!(
         (fake.handles(), fake.mapped(), fake.reserved(), card.used()),
         (0, 0, 0, 0)

@@ -10,6 +10,7 @@
 //! | `ebb_spin` | `u64 nanoseconds` | runs for a time |
 //! | `ebb_spin_until` | `u64 flag` | runs until the 32-bit word at `flag` is not zero |
 //! | `ebb_empty` | | does nothing |
+//! | `ebb_print` | `u64 blocks, u64 keys, u64 found` | fingerprints a block in each group of threads (in `fingerprint.rs`) |
 //! | `ebb_local` | `u64 out, u64 index` | writes the low ten bits of `index` to the 32-bit word at `out`, by way of a table in local memory (in `ptx/local.ptx`) |
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,6 +20,7 @@ use ebb_abi::CUresult;
 use ebb_simdev::now_ns;
 
 use crate::context::Shared;
+use crate::fingerprint;
 use crate::work::{pieces, with_span};
 
 /// The word at a position of a pattern: depends on position, seed and step in every bit.
@@ -44,6 +46,7 @@ pub(crate) enum Builtin {
     SpinUntil,
     Empty,
     Local,
+    Print,
 }
 
 impl Builtin {
@@ -58,6 +61,7 @@ impl Builtin {
             "ebb_spin_until" => Self::SpinUntil,
             "ebb_empty" => Self::Empty,
             "ebb_local" => Self::Local,
+            "ebb_print" => Self::Print,
             _ => return None,
         })
     }
@@ -68,7 +72,7 @@ impl Builtin {
             Self::Fill => &[8, 8, 4, 4],
             Self::Check => &[8, 8, 4, 4, 8],
             Self::Saxpy => &[8, 8, 4, 8],
-            Self::Sum | Self::Touch => &[8, 8, 8],
+            Self::Sum | Self::Touch | Self::Print => &[8, 8, 8],
             Self::Local => &[8, 8],
             Self::Spin | Self::SpinUntil => &[8],
             Self::Empty => &[],
@@ -195,6 +199,7 @@ impl Launch {
                 // SAFETY: the word may be written while it is given, and is aligned.
                 unsafe { (at as *mut u32).write(b as u32 & 1023) };
             }),
+            Builtin::Print => fingerprint::run(context, self.grid[0], a, b, c),
             Builtin::Empty => Ok(()),
         }
     }
@@ -207,6 +212,7 @@ impl Launch {
             Builtin::Check => a % 4 == 0 && e % 8 == 0,
             Builtin::Saxpy => a % 4 == 0 && b % 4 == 0,
             Builtin::Sum => a % 4 == 0 && c % 8 == 0,
+            Builtin::Print => a % 8 == 0 && b % 4 == 0 && c % 8 == 0,
             Builtin::Spin | Builtin::Empty => true,
         }
     }

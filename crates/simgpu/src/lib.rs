@@ -36,6 +36,7 @@ mod event;
 mod export;
 mod external;
 mod faults;
+mod fingerprint;
 mod graph;
 mod graph_edges;
 mod graph_memory;

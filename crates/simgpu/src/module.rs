@@ -18,7 +18,7 @@ pub(crate) struct Image {
     pub(crate) entries: Vec<String>,
     /// Local memory of each entry, in bytes for a thread.
     pub(crate) local: Vec<u64>,
-    /// Variables in global memory: name and bytes.
+    /// Variables in global and constant memory: name and bytes.
     pub(crate) globals: Vec<(String, u64)>,
 }
 
@@ -46,8 +46,8 @@ impl Image {
             }
         }
         for statement in text.split([';', '{', '}']) {
-            if let Some(global) = parse_variable(statement, ".global") {
-                image.globals.push(global);
+            for space in [".global", ".const"] {
+                image.globals.extend(parse_variable(statement, space));
             }
         }
         Some(image)

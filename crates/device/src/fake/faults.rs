@@ -35,6 +35,8 @@ calls! {
     SetAccess = "set_access",
     CopyOut = "copy_out",
     CopyIn = "copy_in",
+    Zero = "zero",
+    Fingerprint = "fingerprint",
     Mark = "mark",
     Wait = "wait",
     Done = "done",

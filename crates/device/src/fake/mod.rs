@@ -16,8 +16,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::fingerprint::{self, Fingerprint, Keys};
 use crate::{DeviceError, DeviceMemory, Direction, Grant, Handle, HostAddr, Location, Marker, Props};
 use beside::Beside;
+use ebb_units::Bytes;
 pub use faults::Call;
 use faults::Faults;
 pub use host::FakeHost;
@@ -85,6 +87,7 @@ pub struct FakeDevice {
     granularity: u64,
     card: Card,
     host: Arc<FakeHost>,
+    keys: Keys,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -98,14 +101,25 @@ struct Inner {
     gone: bool,
     no_context: bool,
     lacks: &'static str,
+    /// Fingerprints tell nothing: none equals another.
+    forgetful: bool,
+    fingerprinted: u64,
     queues: [Queue; 2],
     beside: Beside,
+}
+
+/// What waits in a direction's stream.
+#[derive(Debug)]
+enum Job {
+    Copy(Copy),
+    /// Zeros at an address, so many bytes.
+    Zero(u64, u64),
 }
 
 /// A direction's stream.
 #[derive(Debug, Default)]
 struct Queue {
-    copies: VecDeque<Copy>,
+    copies: VecDeque<Job>,
     enqueued: u64,
     complete: u64,
     /// Once a copy failed, every wait fails.
@@ -135,6 +149,7 @@ impl FakeDevice {
             granularity,
             card,
             host,
+            keys: Keys::of_seed(0x5eed),
             inner: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -175,6 +190,17 @@ impl FakeDevice {
     /// From now on the driver is one that refused this.
     pub fn set_lacks(&self, what: &'static str) {
         self.lock().lacks = what;
+    }
+
+    /// From now on no fingerprint equals another, or they are as they should be again.
+    pub fn forget_fingerprints(&self, forgetful: bool) {
+        self.lock().forgetful = forgetful;
+    }
+
+    /// Bytes that were fingerprinted.
+    #[must_use]
+    pub fn fingerprinted(&self) -> u64 {
+        self.lock().fingerprinted
     }
 
     /// Every call of that name fails until [`Self::heal`].
@@ -299,7 +325,11 @@ impl FakeDevice {
                 break;
             };
             queue.complete += 1;
-            if let Err(error) = inner.state.copy(&copy, &self.host) {
+            let done = match copy {
+                Job::Copy(copy) => inner.state.copy(&copy, &self.host),
+                Job::Zero(dev, len) => inner.state.zero(dev, len),
+            };
+            if let Err(error) = done {
                 queue.broken.get_or_insert(error);
             }
         }
@@ -312,19 +342,21 @@ impl FakeDevice {
         }
     }
 
-    fn enqueue(&self, call: Call, direction: Direction, copy: Copy) -> Result<(), DeviceError> {
+    fn enqueue(&self, call: Call, direction: Direction, job: Job) -> Result<(), DeviceError> {
         let mut inner = self.begin(call)?;
-        if !inner.state.accessible(copy.dev, copy.len) {
+        let (dev, len) = match &job {
+            Job::Copy(copy) => (copy.dev, copy.len),
+            Job::Zero(dev, len) => (*dev, *len),
+        };
+        if !inner.state.accessible(dev, len) {
             inner.state.violation(format!(
-                "{} of {:#x}+{:#x}: not mapped with access",
-                call.name(),
-                copy.dev,
-                copy.len
+                "{} of {dev:#x}+{len:#x}: not mapped with access",
+                call.name()
             ));
             return Err(invalid(call));
         }
         let queue = &mut inner.queues[index(direction)];
-        queue.copies.push_back(copy);
+        queue.copies.push_back(job);
         queue.enqueued += 1;
         Ok(())
     }
@@ -403,12 +435,12 @@ impl DeviceMemory for FakeDevice {
         self.enqueue(
             Call::CopyOut,
             Direction::Out,
-            Copy {
+            Job::Copy(Copy {
                 direction: Direction::Out,
                 host,
                 dev,
                 len,
-            },
+            }),
         )
     }
 
@@ -416,13 +448,43 @@ impl DeviceMemory for FakeDevice {
         self.enqueue(
             Call::CopyIn,
             Direction::In,
-            Copy {
+            Job::Copy(Copy {
                 direction: Direction::In,
                 host,
                 dev,
                 len,
-            },
+            }),
         )
+    }
+
+    fn zero(&self, dev: u64, len: u64) -> Result<(), DeviceError> {
+        self.enqueue(Call::Zero, Direction::In, Job::Zero(dev, len))
+    }
+
+    fn fingerprint(&self, ranges: &[(u64, u64)]) -> Result<Vec<Fingerprint>, DeviceError> {
+        let mut inner = self.begin(Call::Fingerprint)?;
+        if inner.work > 0 {
+            inner.state.violation("fingerprints while work runs".into());
+        }
+        let mut prints = Vec::new();
+        for (at, len) in ranges {
+            for (at, len) in fingerprint::blocks(*at, *len) {
+                let mut bytes = vec![0; Bytes(len).to_usize()];
+                if inner.state.read(at, &mut bytes).is_err() {
+                    inner
+                        .state
+                        .violation(format!("fingerprint of {at:#x}+{len:#x}: not mapped with access"));
+                    return Err(invalid(Call::Fingerprint));
+                }
+                let mut print = self.keys.of(&bytes);
+                inner.fingerprinted += len;
+                if inner.forgetful {
+                    print.sums[0] = inner.fingerprinted;
+                }
+                prints.push(print);
+            }
+        }
+        Ok(prints)
     }
 
     fn mark(&self, direction: Direction) -> Result<Marker, DeviceError> {

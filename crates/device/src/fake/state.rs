@@ -306,6 +306,15 @@ impl State {
         }
     }
 
+    pub(super) fn zero(&mut self, dev: u64, len: u64) -> Result<(), DeviceError> {
+        let zeros = vec![0; usize::try_from(len).expect("test sizes are small")];
+        self.write(dev, &zeros).inspect_err(|_| {
+            self.violation(format!(
+                "zeros at {dev:#x}+{len:#x} came when the device memory was gone"
+            ));
+        })
+    }
+
     pub(super) fn register(&mut self, host: HostAddr, len: u64) -> Result<(), ()> {
         let overlaps = self
             .registered

@@ -294,6 +294,13 @@ pub(crate) enum Bench {
     Start,
 }
 
+/// What `ebb bench` measures without a GPU.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Replay allocators on recorded traces: how much memory each needs for what was asked
+    Pool(crate::bench::pool::PoolArgs),
+}
+
 /// `ebb bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -301,10 +308,14 @@ Examples:
   ebb bench                                        all of them
   ebb bench release restore --bytes 64Gi
   ebb bench --gpu sim launch alloc --json
+  ebb bench pool --trace snapshot.pickle           allocators on a recorded trace
 
 Each figure stands beside what limits it on this machine, measured in the same run: the copy to and from pinned memory,
 or the same call without ebb. The ratio is that of the two.")]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
     /// What to measure [default: all]
     #[arg(value_enum, value_name = "WHAT")]
     pub what: Vec<Bench>,

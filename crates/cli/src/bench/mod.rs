@@ -5,6 +5,7 @@
 //! pace does so for both.
 
 mod figure;
+pub(crate) mod pool;
 mod server;
 
 use std::io::{IsTerminal, Write};
@@ -15,7 +16,7 @@ use ebb_protocol::control::Request;
 use ebb_units::{Bytes, GRANULE};
 use serde::Serialize;
 
-use crate::args::{Bench, BenchArgs};
+use crate::args::{Bench, BenchArgs, BenchCommand};
 use crate::demo::stage::{Card, Stage, spare_host_memory};
 use crate::error::{CliError, Result};
 use figure::Figure;
@@ -44,6 +45,9 @@ struct Report {
 
 /// `ebb bench`.
 pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
+    if let Some(BenchCommand::Pool(args)) = &args.command {
+        return pool::pool(args);
+    }
     let wanted = |what: Bench| args.what.is_empty() || args.what.contains(&what);
     let mut stage = Stage::set_up_for(args.gpu, |card, sim| sizes(args, card, sim))?;
     let mut report = Report {

@@ -28,6 +28,12 @@ impl Kind {
         }
     }
 
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
     /// An empty one that may hold so many physical bytes.
     #[must_use]
     pub fn make(self, capacity: u64) -> Box<dyn Policy> {

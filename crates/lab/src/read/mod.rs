@@ -1,3 +1,4 @@
 //! Reading what others recorded: one module a format.
 
 pub mod open;
+pub mod pool;

@@ -1,0 +1,140 @@
+//! The tables for people: one for each trace.
+
+use std::io::Write;
+use std::path::Path;
+
+use ebb_lab::pool::event::{Notes, Trace};
+use ebb_units::Bytes;
+
+use super::Replayed;
+use crate::table::{Align, BOLD, DIM, RESET, Table, harmless};
+
+pub(super) fn write(done: &[Replayed], to: &mut impl Write) -> std::io::Result<()> {
+    for (number, replayed) in done.iter().enumerate() {
+        if number > 0 {
+            writeln!(to)?;
+        }
+        one(replayed, to)?;
+    }
+    Ok(())
+}
+
+fn one(replayed: &Replayed, to: &mut impl Write) -> std::io::Result<()> {
+    let Replayed { trace, rows } = replayed;
+    writeln!(to, "{BOLD}{}{RESET}", harmless(&short(&trace.name)))?;
+    if let Some(first) = rows.first() {
+        let outcome = &first.outcome;
+        write!(
+            to,
+            "  {} operations, peak live {}",
+            outcome.operations,
+            amount(outcome.peak_live)
+        )?;
+        if outcome.peak_rounded != outcome.peak_live {
+            write!(to, " ({} in blocks of 512 B)", amount(outcome.peak_rounded))?;
+        }
+        writeln!(to)?;
+    }
+    for note in notes(trace) {
+        writeln!(to, "  {DIM}{note}{RESET}")?;
+    }
+    let mut table = Table::new(&[
+        ("POLICY", Align::Left),
+        ("PEAK PHYSICAL", Align::Right),
+        ("OVER LIVE", Align::Right),
+        ("MAP CALLS", Align::Right),
+        ("IN 2ND HALF", Align::Right),
+        ("NS/OP", Align::Right),
+    ]);
+    for row in rows {
+        let outcome = &row.outcome;
+        table.row(vec![
+            row.kind.name().into(),
+            amount(outcome.peak_physical),
+            over(outcome.peak_physical, outcome.peak_live),
+            outcome.map_calls.to_string(),
+            outcome.late_map_calls.to_string(),
+            format!("{:.0}", row.ns_per_op),
+        ]);
+    }
+    if let (Some(recorded), Some(first)) = (trace.recorded, rows.first()) {
+        table.row(vec![
+            "as recorded".into(),
+            amount(recorded.peak_reserved),
+            over(recorded.peak_reserved, first.outcome.peak_live),
+            "-".into(),
+            "-".into(),
+            "-".into(),
+        ]);
+    }
+    table.write(to, 2)
+}
+
+/// The file without its folder.
+fn short(name: &str) -> String {
+    Path::new(name)
+        .file_name()
+        .map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned())
+}
+
+/// What was odd in the file, in words.
+pub(super) fn notes(trace: &Trace) -> Vec<String> {
+    let Notes {
+        at_start,
+        at_start_bytes,
+        unknown_frees,
+        missed_frees,
+        ignored,
+        out_of_memory,
+    } = trace.notes;
+    let told = [
+        (
+            at_start,
+            format!("blocks of {} were there at the start", amount(at_start_bytes)),
+        ),
+        (
+            unknown_frees,
+            "frees of blocks that nobody knows: left out".into(),
+        ),
+        (
+            missed_frees,
+            "blocks whose free was not recorded: freed when their address comes again".into(),
+        ),
+        (ignored, "allocations of nothing: left out".into()),
+        (out_of_memory, "out-of-memory errors in the recording".into()),
+    ];
+    told.into_iter()
+        .filter(|&(count, _)| count > 0)
+        .map(|(count, text)| format!("{count} {text}"))
+        .collect()
+}
+
+/// Bytes, to four figures: differences of percents have to show.
+fn amount(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 6] = [
+        ("EiB", 60),
+        ("PiB", 50),
+        ("TiB", 40),
+        ("GiB", 30),
+        ("MiB", 20),
+        ("KiB", 10),
+    ];
+    // From 10 on: 1,734 MiB say more than 1.69 GiB.
+    for (name, shift) in UNITS {
+        if bytes >= 10 << shift {
+            let value = bytes as f64 / (1u64 << shift) as f64;
+            let digits = if value < 100.0 { 2 } else { 1 };
+            return format!("{value:.digits$} {name}");
+        }
+    }
+    Bytes(bytes).to_string()
+}
+
+/// How much more, in percent.
+fn over(physical: u64, live: u64) -> String {
+    if live == 0 {
+        return "-".into();
+    }
+    let percent = (physical as f64 / live as f64 - 1.0) * 100.0;
+    format!("{percent:+.2} %")
+}

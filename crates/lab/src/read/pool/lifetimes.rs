@@ -1,0 +1,66 @@
+//! Lifetimes of buffers: problems of static planning, of which minimalloc and idealloc have collections.
+//!
+//! A buffer lives from `lower` to before `upper` of a logical time and takes `size` units. What ends at an instant makes room for
+//! what begins at it; among what begins at once, the file's order stands.
+
+use std::io::BufRead;
+
+use super::Wrong;
+use super::builder::Builder;
+use super::columns::rows;
+use crate::pool::event::Trace;
+
+/// The columns that tell this format. `id` is not needed, and other columns (hints, offsets of a solution) are not looked at.
+pub(super) const COLUMNS: [&str; 3] = ["lower", "upper", "size"];
+const LOWER: usize = 0;
+const UPPER: usize = 1;
+const SIZE: usize = 2;
+
+pub(super) fn read(input: &mut dyn BufRead, unit: u64) -> Result<Trace, Wrong> {
+    /// A buffer's beginning or end. The order of the fields is the order of the events.
+    #[derive(PartialEq, Eq, PartialOrd, Ord)]
+    struct Edge {
+        at: u64,
+        begins: bool,
+        buffer: u64,
+        bytes: u64,
+    }
+    let mut edges = Vec::new();
+    let mut sum = 0u64;
+    let mut buffer = 0;
+    rows(input, &COLUMNS, |row| {
+        let (lower, upper) = (row.number(LOWER)?, row.number(UPPER)?);
+        if lower >= upper {
+            return Err(row.wrong(UPPER, &format!("more than lower, which is {lower}")));
+        }
+        let bytes = row.number(SIZE)?.checked_mul(unit);
+        let total = bytes.and_then(|bytes| sum.checked_add(bytes));
+        let (Some(bytes), Some(total)) = (bytes, total) else {
+            let expected =
+                format!("less: with units of {unit} bytes the sum passes 2^64, take a smaller unit");
+            return Err(row.wrong(SIZE, &expected));
+        };
+        sum = total;
+        for (at, begins) in [(lower, true), (upper, false)] {
+            edges.push(Edge {
+                at,
+                begins,
+                buffer,
+                bytes,
+            });
+        }
+        buffer += 1;
+        Ok(())
+    })?;
+    edges.sort_unstable();
+    let mut builder = Builder::default();
+    for edge in edges {
+        builder.at(edge.at);
+        if edge.begins {
+            builder.allocate(edge.buffer, edge.bytes, 0);
+        } else if builder.knows(edge.buffer) {
+            builder.free(edge.buffer, None);
+        }
+    }
+    Ok(builder.finish(""))
+}

@@ -1,0 +1,210 @@
+//! Small traces of our own, right and wrong.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::pool::event::{Event, Notes, Op};
+
+/// A file of this content in a folder that goes away.
+fn file(name: &str, content: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    (dir, path)
+}
+
+fn one(content: &str) -> Trace {
+    let (_dir, path) = file("trace.csv", content.as_bytes());
+    let traces = read(&path, &Options { unit: 10 }).unwrap();
+    let [trace] = <[Trace; 1]>::try_from(traces).unwrap();
+    trace
+}
+
+/// The error, without the folder's name.
+fn error(content: &[u8]) -> String {
+    let (dir, path) = file("trace.csv", content);
+    let error = read(&path, &Options::default()).unwrap_err().to_string();
+    let prefix = format!("{}/trace.csv: ", dir.path().display());
+    error.strip_prefix(&prefix).unwrap_or(&error).to_owned()
+}
+
+fn allocate(at_ns: u64, slot: u32, size: u64, stream: u32) -> Event {
+    let op = Op::Allocate { slot, size, stream };
+    Event { at_ns, op }
+}
+
+fn free(at_ns: u64, slot: u32, stream: u32) -> Event {
+    let op = Op::Free { slot, stream };
+    Event { at_ns, op }
+}
+
+#[test]
+fn allocator_events_become_slots() {
+    let trace = one("seq,t_us,op,addr,size,stream\n\
+         0,,s,0,2097152,0\n1,,p,512,100,0\n2,5,F,4096,7,0\n3,5,A,1024,200,3\n4,7,S,0,2097152,0\n5,6,F,512,100,0\n\
+         6,8,A,1024,300,3\n7,8,A,9999,0,0\n8,9,T,0,2097152,0\n9,9,O,0,5,0\n");
+    assert_eq!(
+        trace.events,
+        [
+            allocate(0, 0, 100, 0),
+            allocate(5000, 1, 200, 1),
+            // The clock stepped back: time does not.
+            free(7000, 0, 0),
+            // The block at 1024 was never freed.
+            free(8000, 1, 1),
+            allocate(8000, 1, 300, 1),
+        ]
+    );
+    assert_eq!((trace.slots, trace.streams, trace.preamble), (2, 2, 1));
+    assert_eq!(trace.recorded.unwrap().peak_reserved, 4 << 20);
+    assert_eq!(
+        trace.notes,
+        Notes {
+            at_start: 1,
+            at_start_bytes: 100,
+            unknown_frees: 1,
+            missed_frees: 1,
+            ignored: 1,
+            out_of_memory: 1,
+        }
+    );
+    assert_eq!((trace.peak_live(), trace.peak_live_rounded(512)), (300, 1024));
+}
+
+#[test]
+fn lifetimes_end_before_others_begin() {
+    let trace = one("id,lower,upper,size\nx,0,4,3\ny,4,6,5\nz,2,4,0\n");
+    assert_eq!(
+        trace.events,
+        [
+            allocate(0, 0, 30, 0),
+            free(4, 0, 0),
+            allocate(4, 0, 50, 0),
+            free(6, 0, 0),
+        ]
+    );
+    assert_eq!(trace.notes.ignored, 1);
+}
+
+#[test]
+fn columns_may_stand_in_any_order_and_others_between_them() {
+    let trace = one("size, upper,hint,lower,id\n3,4,,0,x\n");
+    assert_eq!(trace.events, [allocate(0, 0, 30, 0), free(4, 0, 0)]);
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_line() {
+    let cases: [(&str, &str); 8] = [
+        (
+            "t_us,op,addr,size,stream\n1,A,0,5,0\n2,X,0,5,0\n",
+            "line 3: op is `X`, expected one of s, p, A, F, S, T, O",
+        ),
+        (
+            "t_us,op,addr,size,stream\n1,A,0,-5,0\n",
+            "line 2: size is `-5`, expected a number that is not negative",
+        ),
+        (
+            "t_us,op,addr,size,stream\nsoon,A,0,5,0\n",
+            "line 2: t_us is `soon`, expected microseconds, or nothing",
+        ),
+        (
+            "t_us,op,addr,size,stream\n1,A,0,5,0\n,p,8,5,0\n",
+            "line 3: op is `p`, expected no block of the start after the first event",
+        ),
+        (
+            "id,lower,upper,size\n0,3,3,1\n",
+            "line 2: upper is `3`, expected more than lower, which is 3",
+        ),
+        ("id,lower,upper,size\n\n0,3\n", "line 3: 2 columns, expected 4"),
+        (
+            "id,lower,upper,size\n0,3,4,18446744073709551615\n",
+            "line 2: size is `18446744073709551615`, expected less: with units of 2097152 bytes the sum passes \
+             2^64, take a smaller unit",
+        ),
+        ("", "it is empty; expected a PyTorch snapshot"),
+    ];
+    for (content, expected) in cases {
+        let error = error(content.as_bytes());
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let error = error(b"id,lower,upper,size\n0,1,2,\xff\n");
+    assert_eq!(error, "line 2: not text in UTF-8");
+}
+
+#[test]
+fn a_file_of_another_kind_is_named_by_its_beginning() {
+    let error = error(b"\x7fELF\x02\x01");
+    assert!(
+        error.starts_with("it begins with `\u{fffd}ELF\u{fffd}\u{fffd}`; expected"),
+        "{error}"
+    );
+}
+
+#[test]
+fn our_own_format_says_all_that_a_replay_knows() {
+    let trace = one(
+        "ebb-pool-trace 1\n# a comment\n0 p 1 100\n\n5 a 2 200 7 # another\n6 f 1 7\n7 s\n8 a 3 1\n9 e\n",
+    );
+    let event = |at_ns, op| Event { at_ns, op };
+    assert_eq!(
+        trace.events,
+        [
+            allocate(0, 0, 100, 0),
+            allocate(5, 1, 200, 1),
+            free(6, 0, 1),
+            event(7, Op::Synchronize),
+            allocate(8, 0, 1, 0),
+            free(9, 0, 0),
+            free(9, 1, 1),
+            event(9, Op::End { streams: 0..2 }),
+        ]
+    );
+    assert_eq!(trace.preamble, 1);
+    for (content, expected) in [
+        (
+            "1 a 2",
+            "line 2: found the end of the line, expected a size in bytes",
+        ),
+        ("1 a 2 x", "line 2: found `x`, expected a size in bytes"),
+        ("1 f 2 0 0", "line 2: found `0`, expected the end of the line"),
+        ("1 q", "line 2: found `q`, expected one of p, a, f, s, e"),
+        (
+            "soon f 2",
+            "line 2: found `soon`, expected a time in nanoseconds, or `gpu`",
+        ),
+        (
+            "1 f 2\n1 p 3 4",
+            "line 3: found `p`, expected blocks of the start before all else",
+        ),
+    ] {
+        assert_eq!(
+            error(format!("ebb-pool-trace 1\n{content}\n").as_bytes()),
+            expected
+        );
+    }
+}
+
+#[test]
+fn cards_are_kept_apart() {
+    let content = "ebb-pool-trace 1\ngpu 3\n1 a 1 10\ngpu 0\n0 a 1 20\ngpu 3\n2 f 1\n";
+    let (dir, path) = file("two", content.as_bytes());
+    let traces = read(&path, &Options::default()).unwrap();
+    let names: Vec<_> = traces.iter().map(|trace| trace.name.as_str()).collect();
+    let path = dir.path().join("two").display().to_string();
+    assert_eq!(names, [format!("{path}:gpu0"), format!("{path}:gpu3")]);
+    assert_eq!(traces[0].events, [allocate(0, 0, 20, 0)]);
+    assert_eq!(traces[1].events, [allocate(1, 0, 10, 0), free(2, 0, 0)]);
+}
+
+#[test]
+fn a_run_of_salus_is_a_process_with_one_block() {
+    let trace = one("vgg,2.5,100.5,7,python x.py --a=1,2\nrnn,1,1,7,python\n");
+    assert_eq!(trace.events.len(), 6);
+    assert_eq!(trace.events[0], allocate(0, 0, 100_500_000, 0));
+    assert_eq!(trace.events[3], allocate(2_500_000_000, 0, 1_000_000, 0));
+    assert_eq!(trace.span_ns(), 3_500_000_000);
+    assert_eq!(
+        error(b"vgg,2.5,1,7,x\nvgg,long,1,7,x\n"),
+        "line 2: seconds is `long`, expected a number that is not negative"
+    );
+}

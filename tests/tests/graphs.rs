@@ -74,7 +74,6 @@ fn bug_074_graphs_replay_after_any_number_of_releases() {
 fn bug_076_memory_owned_by_graphs_is_counted_and_named() {
     let stage = Stage::new(Options::default());
     let mut program = program(&stage, "owned");
-    let graph = "sum(e['bytes'] for d in report()['engine']['devices'] for e in d['pinned'] if e['reason'] == 'memory node of a graph')";
     program.ok("keep = alloc(4 * MIB)");
     program.ok("p = c_uint64()");
     program.ok("begin()");
@@ -91,8 +90,68 @@ fn bug_076_memory_owned_by_graphs_is_counted_and_named() {
         assert_eq!(program.ok("wrong(keep, MIB, 7)"), [0], "round {round}");
     }
     assert!(
-        program.ok(graph)[0] >= 4 << 20,
+        program.ok(OWNED)[0] >= 4 << 20,
         "captured allocations are counted"
+    );
+}
+
+/// Bytes that the report counts as memory of graphs.
+const OWNED: &str = "sum(e['bytes'] for d in report()['engine']['devices'] for e in d['pinned'] if e['reason'] == 'memory node of a graph')";
+
+/// Memory of a graph counts as long as anything may launch it, and what it left as long as that is there: no longer, and no less.
+#[test]
+fn memory_of_graphs_counts_as_long_as_it_can_be_there() {
+    let stage = Stage::new(Options::default());
+    let mut program = program(&stage, "counted");
+    program.ok("p = c_uint64()");
+    let capture = |program: &mut Program, free: bool| {
+        program.ok("begin()");
+        program.ok("ok(cuda.cuMemAllocAsync(byref(p), c_size_t(4 * MIB), s))");
+        program.ok("write(p.value, 7)");
+        if free {
+            program.ok("ok(cuda.cuMemFreeAsync(p, s))");
+        }
+    };
+    // The graph goes first, as most programs do it; then the instance.
+    capture(&mut program, true);
+    program.ok("g = end()");
+    program.ok("e = make(g)");
+    program.ok("ok(cuda.cuGraphDestroy(g))");
+    assert_eq!(program.ok(OWNED), [4 << 20], "it can be launched");
+    program.ok("run(e)");
+    program.ok("ok(cuda.cuGraphExecDestroy(e))");
+    assert_eq!(program.ok(OWNED), [0]);
+    // What was launched and not freed stays, whoever is gone; its free is the end.
+    capture(&mut program, false);
+    program.ok("g = end()");
+    program.ok("e = make(g)");
+    program.ok("run(e)");
+    program.ok("ok(cuda.cuGraphDestroy(g))");
+    program.ok("ok(cuda.cuGraphExecDestroy(e))");
+    assert_eq!(program.ok(OWNED), [4 << 20], "it is still there");
+    stage.release("counted");
+    assert_eq!(program.ok("wrong(p.value, MIB, 7)"), [0]);
+    program.ok("ok(cuda.cuMemFreeAsync(p, s))");
+    assert_eq!(program.ok(OWNED), [0]);
+    // A capture that comes to nothing takes its memory along.
+    for _ in 0..2 {
+        capture(&mut program, false);
+        assert_eq!(
+            program.ok("cuda.cuCtxSynchronize()"),
+            [900],
+            "it breaks the capture"
+        );
+        assert_eq!(program.ok("cuda.cuStreamEndCapture(s, byref(c_void_p()))"), [901]);
+        assert_eq!(program.ok(OWNED), [0], "nothing came of it");
+    }
+    // As does a stream that is destroyed in the middle of one.
+    capture(&mut program, false);
+    program.ok("ok(cuda.cuStreamDestroy_v2(s))");
+    assert_eq!(program.ok(OWNED), [0], "the stream took it along");
+    assert_eq!(
+        program.ok("report()['engine']['gate']['captures']"),
+        [0],
+        "nobody captures any more"
     );
 }
 

@@ -31,8 +31,7 @@ macro_rules! for_each_class {
                 cuFabricCpyBatchAsync cuFabricCpyBatchAsync_ptsz cuGraphAddBatchMemOpNode cuGraphAddMemcpyNode
                 cuGraphAddMemsetNode cuGraphBatchMemOpNodeSetParams cuGraphExecBatchMemOpNodeSetParams
                 cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams cuGraphExecNodeSetParams
-                cuGraphExecUpdate cuGraphExecUpdate_v2 cuGraphInstantiate cuGraphInstantiateWithFlags
-                cuGraphInstantiateWithParams cuGraphInstantiateWithParams_ptsz cuGraphInstantiate_v2
+                cuGraphExecChildGraphNodeSetParams cuGraphExecUpdate cuGraphExecUpdate_v2
                 cuGraphLaunch cuGraphLaunch_ptsz cuGraphMemcpyNodeSetParams cuGraphMemsetNodeSetParams
                 cuGraphNodeSetParams cuGraphNodeSetParams_v2 cuGraphUpload cuGraphUpload_ptsz
                 cuGraphicsMapResources cuGraphicsMapResources_ptsz cuGraphicsUnmapResources
@@ -70,8 +69,10 @@ macro_rules! for_each_class {
                 cuTexRefSetAddress2D cuTexRefSetAddress2D_v2 cuTexRefSetAddress2D_v3 cuTexRefSetAddress_v2
                 cuWaitExternalSemaphoresAsync cuWaitExternalSemaphoresAsync_ptsz
             }
-            // As above, and the program's handles are to be translated.
+            // As above, and the program's handles are to be translated, or an instance holds its graph's memory.
             touch own {
+                cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams
+                cuGraphInstantiateWithParams_ptsz cuGraphInstantiate_v2
                 cuMemMapArrayAsync cuMemMapArrayAsync_ptsz
             }
             // The same, and the driver may return before they are done: memory with SYNC_MEMOPS wants otherwise.
@@ -107,13 +108,12 @@ macro_rules! for_each_class {
             // Gives memory back.
             free own {
                 cuMemPoolDestroy cuMemPoolTrimTo
-                cuArrayDestroy cuGraphDestroy cuMemAddressFree cuMemFree cuMemFreeAsync cuMemFreeAsync_ptsz cuMemFreeHost
+                cuArrayDestroy cuGraphAddMemFreeNode cuGraphDestroy cuGraphExecDestroy cuMemAddressFree cuMemFree cuMemFreeAsync cuMemFreeAsync_ptsz cuMemFreeHost
                 cuMemFree_v2 cuMemHostUnregister cuMemRelease cuMemUnmap cuMipmappedArrayDestroy
             }
             // Gives back what is counted elsewhere, or is no memory of a card.
             free pass {
-                cuDeviceGraphMemTrim cuGraphAddMemFreeNode cuLinkDestroy
-
+                cuDeviceGraphMemTrim cuLinkDestroy
             }
             // The answer is the task's own world.
             query own {
@@ -237,7 +237,7 @@ macro_rules! for_each_class {
                 cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCtxAttach cuCtxDetach
                 cuCtxFromGreenCtx cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags cuCtxSetLimit cuCtxSetSharedMemConfig cuDevicePrimaryCtxSetFlags
                 cuDevicePrimaryCtxSetFlags_v2 cuEventCreate cuEventDestroy cuEventDestroy_v2
-                cuGetExportTable cuGraphExecDestroy cuGreenCtxCreate cuGreenCtxDestroy
+                cuGetExportTable cuGreenCtxCreate cuGreenCtxDestroy
                 cuGreenCtxStreamCreate cuLibraryUnload cuModuleUnload cuStreamCreate
                 cuStreamCreateWithPriority
             }
@@ -260,7 +260,7 @@ macro_rules! for_each_class {
                 cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode
                 cuGraphAddKernelNode_v2 cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate
                 cuGraphDestroyNode cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
-                cuGraphExecChildGraphNodeSetParams cuGraphExecEventRecordNodeSetEvent
+                cuGraphExecEventRecordNodeSetEvent
                 cuGraphExecEventWaitNodeSetEvent cuGraphExecExternalSemaphoresSignalNodeSetParams
                 cuGraphExecExternalSemaphoresWaitNodeSetParams cuGraphExecHostNodeSetParams
                 cuGraphExecKernelNodeSetParams cuGraphExecKernelNodeSetParams_v2

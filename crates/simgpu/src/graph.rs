@@ -1,7 +1,7 @@
 //! Graphs: work with dependencies, made node by node or captured, instantiated, and launched into streams.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ebb_abi::*;
@@ -74,6 +74,10 @@ pub(crate) struct Graph {
     /// What it was last instantiated as, by handle.
     instance: AtomicUsize,
     pub(crate) held: Held,
+    /// It was moved into another graph, whose part it is from then on.
+    pub(crate) moved: AtomicBool,
+    /// Graphs that were moved into this one.
+    owned: Mutex<Vec<Arc<Graph>>>,
 }
 
 impl Graph {
@@ -90,6 +94,8 @@ impl Graph {
             conditions: Conditions::default(),
             instance: AtomicUsize::new(0),
             held,
+            moved: AtomicBool::new(false),
+            owned: Mutex::default(),
         });
         process().graphs.insert(graph.handle, Arc::clone(&graph));
         graph
@@ -97,12 +103,21 @@ impl Graph {
 
     /// Whether it has nodes for which a graph exists only once: it is not cloned, not put into another, and instantiated once at a time.
     pub(crate) fn is_single(&self) -> bool {
-        lock(&self.nodes).values().any(|node| {
-            matches!(
-                node.action,
-                Action::Allocate(_) | Action::Free(_) | Action::Conditional(_)
-            )
-        })
+        is_single(&lock(&self.nodes))
+    }
+
+    /// Makes a graph part of this one.
+    pub(crate) fn own(&self, child: Arc<Self>) {
+        child.moved.store(true, Ordering::Release);
+        lock(&self.owned).push(child);
+    }
+
+    /// Takes back the handles of what is part of it.
+    fn forget_owned(&self) {
+        for child in lock(&self.owned).drain(..) {
+            child.forget();
+            child.forget_owned();
+        }
     }
 
     /// Takes the handle back.
@@ -142,6 +157,14 @@ impl Graph {
         }
         found
     }
+}
+
+fn is_single(nodes: &Nodes) -> bool {
+    nodes.values().any(|node| match &node.action {
+        Action::Allocate(_) | Action::Free(_) | Action::Conditional(_) => true,
+        Action::Child(inner, _) => is_single(inner),
+        _ => false,
+    })
 }
 
 /// The order in which nodes can run, or `None` if they form a circle. Of what is ready, the oldest comes first.
@@ -206,11 +229,15 @@ pub(crate) fn cuGraphCreate(c: &Caller, phGraph: *mut CUgraph, flags: u32) -> R 
 }
 
 pub(crate) fn cuGraphDestroy(_: &Caller, hGraph: CUgraph) -> R {
-    process()
+    if find(hGraph)?.moved.load(Ordering::Acquire) {
+        return Err(CUresult::ERROR_INVALID_VALUE);
+    }
+    let graph = process()
         .graphs
         .remove(hGraph.0)
-        .map(drop)
-        .ok_or(CUresult::ERROR_INVALID_VALUE)
+        .ok_or(CUresult::ERROR_INVALID_VALUE)?;
+    graph.forget_owned();
+    Ok(())
 }
 
 pub(crate) fn cuGraphClone(c: &Caller, phGraphClone: *mut CUgraph, originalGraph: CUgraph) -> R {
@@ -266,6 +293,9 @@ fn instantiate(
         return Err(plain(CUresult::ERROR_NOT_SUPPORTED));
     }
     let graph = find(graph).map_err(plain)?;
+    if graph.moved.load(Ordering::Acquire) {
+        return Err(plain(invalid));
+    }
     if crate::conditional::has_unused(&graph) {
         return Err((invalid, CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED));
     }

@@ -3,6 +3,7 @@
 //! An allocation node has an address for the graph's life and physical memory from its launch until it is freed. What is freed stays with the
 //! device's graph memory (*reserved*, not *used*) for the next launch, until the program trims it.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use ebb_abi::*;
@@ -101,11 +102,19 @@ impl GraphMemory {
 }
 
 impl Drop for GraphMemory {
+    /// What was launched and not freed stays there until the program frees it.
     fn drop(&mut self) {
-        self.detach();
-        process().memory.write().unreserve(self.address);
+        let mut orphans = lock(&ORPHANS);
+        if self.is_attached() {
+            orphans.insert(self.address);
+        } else {
+            process().memory.write().unreserve(self.address);
+        }
     }
 }
+
+/// Memory whose nodes are gone. Taken before the tables of memory.
+static ORPHANS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 fn kept(device: u32) -> std::sync::MutexGuard<'static, Kept> {
     lock(&KEPT[device as usize])
@@ -144,9 +153,14 @@ fn take(device: u32, size: u64) -> Result<Arc<Phys>, CUresult> {
 
 fn detach(address: u64) {
     let mapping = {
+        let mut orphans = lock(&ORPHANS);
         let mut tables = process().memory.write();
         tables.allocations.remove(&address);
-        tables.unmap(address)
+        let mapping = tables.unmap(address);
+        if orphans.remove(&address) {
+            tables.unreserve(address);
+        }
+        mapping
     };
     if let Some(mapping) = mapping
         && let Some(device) = mapping.phys.device

@@ -1,6 +1,7 @@
 //! Making, reading and changing the nodes of graphs.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ebb_abi::*;
 
@@ -255,6 +256,9 @@ pub(crate) fn cuGraphAddChildGraphNode(
     if child.is_single() {
         return Err(CUresult::ERROR_NOT_SUPPORTED);
     }
+    if child.moved.load(Ordering::Acquire) {
+        return Err(INVALID);
+    }
     let child = lock(&child.nodes).clone();
     add(
         c,
@@ -264,6 +268,43 @@ pub(crate) fn cuGraphAddChildGraphNode(
         numDependencies,
         Action::Child(child, childGraph.0),
     )
+}
+
+/// A node that is a graph, in the general form.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ChildParameters {
+    graph: CUgraph,
+    ownership: u32,
+}
+
+/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE`: the graph itself becomes part of the other one, memory nodes included.
+fn add_child(
+    c: &Caller,
+    out: *mut CUgraphNode,
+    hGraph: CUgraph,
+    after: *const CUgraphNode,
+    count: usize,
+    p: ChildParameters,
+) -> R {
+    match p.ownership {
+        0 => cuGraphAddChildGraphNode(c, out, hGraph, after, count, p.graph),
+        1 => {
+            let (graph, child) = (find(hGraph)?, find(p.graph)?);
+            let nodes = lock(&child.nodes).clone();
+            let conditional = |node: &Node| matches!(node.action, Action::Conditional(_));
+            if nodes.values().any(conditional) {
+                return Err(CUresult::ERROR_NOT_SUPPORTED);
+            }
+            if graph.handle == child.handle || child.moved.load(Ordering::Acquire) {
+                return Err(INVALID);
+            }
+            add(c, out, &graph, after, count, Action::Child(nodes, p.graph.0))?;
+            graph.own(child);
+            Ok(())
+        }
+        _ => Err(INVALID),
+    }
 }
 
 fn event(handle: CUevent) -> Result<Arc<crate::event::Event>, CUresult> {
@@ -639,9 +680,14 @@ pub(crate) fn cuGraphAddNode_v2(
             cuGraphAddMemsetNode(c, out, graph, after, count, inside.cast(), CUcontext::NULL)
         }
         CU_GRAPH_NODE_TYPE_HOST => cuGraphAddHostNode(c, out, graph, after, count, inside.cast()),
-        CU_GRAPH_NODE_TYPE_GRAPH => {
-            cuGraphAddChildGraphNode(c, out, graph, after, count, c.get(inside.cast::<CUgraph>())?)
-        }
+        CU_GRAPH_NODE_TYPE_GRAPH => add_child(
+            c,
+            out,
+            graph,
+            after,
+            count,
+            c.get(inside.cast::<ChildParameters>())?,
+        ),
         CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
             cuGraphAddEventRecordNode(c, out, graph, after, count, c.get(inside.cast::<CUevent>())?)
         }

@@ -340,3 +340,81 @@ fn user_objects() {
         assert_eq!(cuda.cuUserObjectCreate(null_mut(), by, Some(gone), 1, 1), INVALID);
     });
 }
+
+/// A graph whose one node takes memory that no node frees, and where that is.
+fn taking(cuda: &Cuda) -> (CUgraph, CUdeviceptr) {
+    let (graph, mut node) = (graph(cuda), CUgraphNode::NULL);
+    let mut parameters = CUDA_MEM_ALLOC_NODE_PARAMS {
+        poolProps: CUmemPoolProps {
+            allocType: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: CUmemLocation::device(0),
+            ..CUmemPoolProps::default()
+        },
+        bytesize: 4096,
+        ..CUDA_MEM_ALLOC_NODE_PARAMS::default()
+    };
+    ok(cuda.cuGraphAddMemAllocNode(&mut node, graph, null(), 0, &mut parameters));
+    fill(cuda, graph, &[node], parameters.dptr, 77);
+    (graph, parameters.dptr)
+}
+
+#[test]
+fn memory_that_was_not_freed_outlives_its_graph() {
+    alone("memory_that_was_not_freed_outlives_its_graph", &[], |cuda| {
+        let (graph, at) = taking(cuda);
+        let exec = instantiate(cuda, graph).unwrap();
+        run(cuda, exec);
+        ok(cuda.cuGraphExecDestroy(exec));
+        ok(cuda.cuGraphDestroy(graph));
+        assert_eq!(read(cuda, at), 77);
+        ok(cuda.cuMemFree_v2(at));
+        assert_eq!(cuda.cuMemFree_v2(at), INVALID, "once");
+        // What was never launched is nowhere.
+        let (graph, at) = taking(cuda);
+        ok(cuda.cuGraphDestroy(graph));
+        assert_eq!(cuda.cuMemFree_v2(at), INVALID);
+    });
+}
+
+#[test]
+fn a_graph_that_is_moved_into_another_is_part_of_it() {
+    alone("a_graph_that_is_moved_into_another_is_part_of_it", &[], |cuda| {
+        let moving = |parent, child: CUgraph, ownership: u64| {
+            let mut parameters = CUgraphNodeParams {
+                type_: CU_GRAPH_NODE_TYPE_GRAPH,
+                ..CUgraphNodeParams::default()
+            };
+            (parameters.u[0], parameters.u[1]) = (child.0 as u64, ownership);
+            cuda.cuGraphAddNode_v2(
+                &mut { CUgraphNode::NULL },
+                parent,
+                null(),
+                null(),
+                0,
+                &mut parameters,
+            )
+        };
+        let (child, at) = taking(cuda);
+        let (parent, other) = (graph(cuda), graph(cuda));
+        assert_eq!(moving(parent, child, 0), UNSUPPORTED, "a copy takes no memory");
+        assert_eq!(moving(parent, child, 9), INVALID);
+        assert_eq!(moving(child, child, 1), INVALID);
+        ok(moving(parent, child, 1));
+        assert_eq!(moving(other, child, 1), INVALID, "it is part of one already");
+        assert_eq!(cuda.cuGraphDestroy(child), INVALID);
+        assert_eq!(instantiate(cuda, child), Err(INVALID));
+        let exec = instantiate(cuda, parent).unwrap();
+        assert_eq!(
+            instantiate(cuda, parent),
+            Err(UNSUPPORTED),
+            "memory inside: one instance"
+        );
+        run(cuda, exec);
+        assert_eq!(read(cuda, at), 77);
+        ok(cuda.cuMemFree_v2(at));
+        ok(cuda.cuGraphExecDestroy(exec));
+        ok(cuda.cuGraphDestroy(parent));
+        let (mut nodes, place) = (0, null_mut());
+        assert_eq!(cuda.cuGraphGetNodes(child, place, &mut nodes), INVALID);
+    });
+}

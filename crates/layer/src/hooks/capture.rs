@@ -15,15 +15,23 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use ebb_abi::*;
 
 use crate::bridge::{self, Running};
-use crate::hooks::{memory, with};
+use crate::hooks::{graphs, memory, with};
 use crate::symbols::real;
 
 /// Which streams are captured. A thread's own default stream is told apart by the thread.
 type Key = (CUstream, u64);
 
+/// A capture.
+#[derive(Debug)]
+struct Capture {
+    key: Key,
+    /// The graph that it makes, which is gone if it comes to nothing. Null if that is the program's, or not known.
+    makes: CUgraph,
+}
+
 #[derive(Debug)]
 struct State {
-    streams: Vec<Key>,
+    streams: Vec<Capture>,
     /// Threads that wait for the GPU at this moment and must not meet a capture.
     waiting: u32,
     /// Frees for the end of the last capture.
@@ -109,19 +117,43 @@ fn begins(running: &Running, key: Key) {
     while state.waiting > 0 {
         state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
-    state.streams.push(key);
+    state.streams.push(Capture {
+        key,
+        makes: CUgraph::NULL,
+    });
     ACTIVE.store(state.streams.len(), Ordering::Release);
     drop(state);
     running.engine.capture_begin();
 }
 
-/// A capture is over, or did not begin.
-fn ended(running: &Running, key: Key) {
+/// A capture has begun that makes a graph.
+fn begun(running: &Running, key: Key) {
+    let (mut status, mut graph) = (CU_STREAM_CAPTURE_STATUS_NONE, CUgraph::NULL);
+    // SAFETY: valid places, or null for what is not wanted.
+    let known = unsafe {
+        running.table.cuStreamGetCaptureInfo_v2(
+            key.0,
+            &raw mut status,
+            core::ptr::null_mut(),
+            &raw mut graph,
+            core::ptr::null_mut(),
+            core::ptr::null_mut(),
+        )
+    };
+    if known.is_success()
+        && let Some(capture) = state().streams.iter_mut().find(|capture| capture.key == key)
+    {
+        capture.makes = graph;
+    }
+}
+
+/// A capture is over, or did not begin. `came`: it came to a graph.
+fn ended(running: &Running, key: Key, came: bool) {
     let mut state = state();
-    let Some(at) = state.streams.iter().position(|&known| known == key) else {
+    let Some(at) = state.streams.iter().position(|capture| capture.key == key) else {
         return;
     };
-    state.streams.swap_remove(at);
+    let capture = state.streams.swap_remove(at);
     ACTIVE.store(state.streams.len(), Ordering::Release);
     let put_off = if state.streams.is_empty() {
         core::mem::take(&mut state.put_off)
@@ -130,6 +162,9 @@ fn ended(running: &Running, key: Key) {
     };
     drop(state);
     running.engine.capture_end();
+    if !came && !capture.makes.is_null() {
+        graphs::gone(capture.makes);
+    }
     if !put_off.is_empty() {
         memory::free_what_was_put_off(running, &put_off);
     }
@@ -144,7 +179,7 @@ fn is_over(running: &Running, stream: CUstream) -> bool {
 }
 
 macro_rules! begin {
-    ($($name:ident $per_thread:literal ($($parameter:ident: $ty:ty),*);)*) => {$(
+    ($($name:ident $per_thread:literal $makes:literal ($($parameter:ident: $ty:ty),*);)*) => {$(
         /// # Safety
         /// As the driver's function.
         #[unsafe(no_mangle)]
@@ -154,29 +189,32 @@ macro_rules! begin {
             // SAFETY: the program's own call.
             let result = unsafe { real::$name(hStream $(, $parameter)*) };
             if counted && !result.is_success() {
-                tell(|running| ended(running, key));
+                tell(|running| ended(running, key, true));
+            } else if counted && $makes {
+                tell(|running| begun(running, key));
             }
             result
         }
     )*};
 }
+// Whether the stream is the thread's own, and whether the capture makes a graph of its own.
 begin! {
-    cuStreamBeginCapture false ();
-    cuStreamBeginCapture_ptsz true ();
-    cuStreamBeginCapture_v2 false (mode: CUstreamCaptureMode);
-    cuStreamBeginCapture_v2_ptsz true (mode: CUstreamCaptureMode);
-    cuStreamBeginCaptureToGraph false (
+    cuStreamBeginCapture false true ();
+    cuStreamBeginCapture_ptsz true true ();
+    cuStreamBeginCapture_v2 false true (mode: CUstreamCaptureMode);
+    cuStreamBeginCapture_v2_ptsz true true (mode: CUstreamCaptureMode);
+    cuStreamBeginCaptureToGraph false false (
         hGraph: CUgraph, dependencies: *const CUgraphNode, dependencyData: *const CUgraphEdgeData, numDependencies: usize,
         mode: CUstreamCaptureMode);
-    cuStreamBeginCaptureToGraph_ptsz true (
+    cuStreamBeginCaptureToGraph_ptsz true false (
         hGraph: CUgraph, dependencies: *const CUgraphNode, dependencyData: *const CUgraphEdgeData, numDependencies: usize,
         mode: CUstreamCaptureMode);
-    cuStreamBeginRecaptureToGraph false (
+    cuStreamBeginRecaptureToGraph false false (
         mode: CUstreamCaptureMode, hGraph: CUgraph, callbackFunc: CUgraphRecaptureCallback, userData: *mut c_void);
-    cuStreamBeginRecaptureToGraph_ptsz true (
+    cuStreamBeginRecaptureToGraph_ptsz true false (
         mode: CUstreamCaptureMode, hGraph: CUgraph, callbackFunc: CUgraphRecaptureCallback, userData: *mut c_void);
-    cuStreamBeginCaptureToCig false (streamCigCaptureParams: *mut CUstreamCigCaptureParams);
-    cuStreamBeginCaptureToCig_ptsz true (streamCigCaptureParams: *mut CUstreamCigCaptureParams);
+    cuStreamBeginCaptureToCig false false (streamCigCaptureParams: *mut CUstreamCigCaptureParams);
+    cuStreamBeginCaptureToCig_ptsz true false (streamCigCaptureParams: *mut CUstreamCigCaptureParams);
 }
 
 macro_rules! end {
@@ -190,7 +228,7 @@ macro_rules! end {
             let key = key(hStream, $per_thread);
             tell(|running| {
                 if result.is_success() || is_over(running, key.0) {
-                    ended(running, key);
+                    ended(running, key, result.is_success());
                 }
             });
             result
@@ -212,7 +250,7 @@ pub(crate) fn stream_destroyed(stream: CUstream, result: CUresult) {
     let key = key(stream, false);
     tell(|running| {
         if result.is_success() || is_over(running, key.0) {
-            ended(running, key);
+            ended(running, key, false);
         }
     });
 }
@@ -243,7 +281,10 @@ mod tests {
     fn nobody_waits_during_a_capture() {
         assert_eq!(without_captures(|| 1), Some(1));
         assert!(!put_off(8, || true));
-        state().streams.push((CUstream(16), 0));
+        state().streams.push(Capture {
+            key: (CUstream(16), 0),
+            makes: CUgraph::NULL,
+        });
         assert_eq!(without_captures(|| 1), None);
         assert!(put_off(8, || true));
         assert_eq!(state().put_off, [8]);

@@ -21,16 +21,22 @@ pub(crate) enum Id {
     Pointer(u64),
     Array(usize),
     Mipmapped(usize),
-    Graph(usize),
     Host(usize),
 }
 
 /// A piece of such memory that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    device: usize,
+    pub(super) device: usize,
     kind: ExternalKind,
     bytes: u64,
+}
+
+impl Piece {
+    #[cfg(test)]
+    pub(super) const fn new(device: usize, kind: ExternalKind, bytes: u64) -> Self {
+        Self { device, kind, bytes }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -48,19 +54,8 @@ fn book() -> MutexGuard<'static, Option<Book>> {
 
 impl Book {
     fn add(&mut self, id: Id, piece: Piece) -> Vec<Piece> {
-        let old = match id {
-            // A graph gathers all its nodes.
-            Id::Graph(_) => match self.pieces.get_mut(&id) {
-                Some(known) if known.device == piece.device => {
-                    known.bytes += piece.bytes;
-                    return Vec::new();
-                }
-                _ => self.pieces.insert(id, piece),
-            },
-            _ => self.pieces.insert(id, piece),
-        };
         // An address that is given out anew: its end was not seen.
-        old.into_iter().collect()
+        self.pieces.insert(id, piece).into_iter().collect()
     }
 }
 
@@ -229,62 +224,6 @@ counted! {
     cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) {
         PinnedHost, Some(bytesize as u64), here, Id::Host(p.addr())
     }
-    cuGraphAddMemAllocNode(
-        phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode, numDependencies: usize,
-        nodeParams: *mut CUDA_MEM_ALLOC_NODE_PARAMS
-    ) {
-        Graph,
-        // SAFETY: as above.
-        unsafe { nodeParams.as_ref() }.map(|node| node.bytesize as u64),
-        here,
-        Id::Graph(hGraph.0)
-    }
-}
-
-/// The bytes of a node that allocates, of the general form.
-///
-/// # Safety
-/// `node` is null or valid.
-unsafe fn node_bytes(node: *const CUgraphNodeParams) -> Option<u64> {
-    // SAFETY: this function's contract.
-    let node = unsafe { node.as_ref() }?;
-    const BYTESIZE: usize = core::mem::offset_of!(CUDA_MEM_ALLOC_NODE_PARAMS, bytesize) / size_of::<u64>();
-    (node.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC).then(|| node.u[BYTESIZE])
-}
-
-/// Nodes of any kind: those that allocate are counted, and the driver looks at the addresses of others.
-macro_rules! add_node {
-    ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
-        /// # Safety
-        /// As the driver's function.
-        #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C-unwind" fn $name(
-            phGraphNode: *mut CUgraphNode, hGraph: CUgraph $(, $parameter: $ty)*, nodeParams: *mut CUgraphNodeParams,
-        ) -> CUresult {
-            // SAFETY: the program's parameters, or null, which the driver will refuse.
-            let piece = match reserve(ExternalKind::Graph, unsafe { node_bytes(nodeParams) }, here) {
-                Ok(piece) => piece,
-                Err(code) => return code,
-            };
-            let passage = crate::barrier::enter();
-            if let crate::barrier::Passage::Refused(code) = passage {
-                settle(piece, None);
-                return code;
-            }
-            // SAFETY: the program's own call.
-            let result = unsafe { real::$name(phGraphNode, hGraph $(, $parameter)*, nodeParams) };
-            crate::barrier::leave(passage);
-            if piece.is_some() {
-                settle(piece, result.is_success().then_some(Id::Graph(hGraph.0)));
-            }
-            result
-        }
-    )*};
-}
-add_node! {
-    cuGraphAddNode(dependencies: *const CUgraphNode, numDependencies: usize);
-    cuGraphAddNode_v2(dependencies: *const CUgraphNode, dependencyData: *const CUgraphEdgeData, numDependencies: usize);
-    cuGraphAddNode_v3(dependencies: *const CUgraphNode, dependencyData: *const CUgraphEdgeData, numDependencies: usize);
 }
 
 /// Hooks of what frees: the call, and what is gone if it succeeded.
@@ -308,7 +247,6 @@ freed! {
     cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) { Id::Mipmapped(hMipmappedArray.0) }
     cuMemFreeHost(p: *mut c_void) { Id::Host(p.addr()) }
     cuMemHostUnregister(p: *mut c_void) { Id::Host(p.addr()) }
-    cuGraphDestroy(hGraph: CUgraph) { Id::Graph(hGraph.0) }
 }
 
 fn described(d: &CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> u64 {
@@ -373,8 +311,9 @@ mod tests {
         let mut book = Book::default();
         assert!(book.add(Id::Pointer(64), piece(1)).is_empty());
         assert_eq!(book.add(Id::Pointer(64), piece(2)), [piece(1)]);
-        assert!(book.add(Id::Graph(5), piece(1)).is_empty());
-        assert!(book.add(Id::Graph(5), piece(2)).is_empty());
-        assert_eq!(book.pieces[&Id::Graph(5)].bytes, 3);
+        assert!(
+            book.add(Id::Array(64), piece(1)).is_empty(),
+            "another kind of name"
+        );
     }
 }

@@ -16,7 +16,7 @@ use ebb_units::Bytes;
 
 use crate::barrier;
 use crate::bridge::{self, Running};
-use crate::hooks::{capture, external, forbidden, pools, share, with};
+use crate::hooks::{capture, external, forbidden, graphs, pools, share, with};
 use crate::symbols::real;
 
 /// The driver's pitch of rows: each begins at a multiple of this.
@@ -307,6 +307,9 @@ macro_rules! free_async {
                     // SAFETY: the program's own call.
                     let result = unsafe { real::$name(dptr, hStream) };
                     if result.is_success() {
+                        if capture::any() {
+                            graphs::freed(dptr.0);
+                        }
                         external::gone(external::Id::Pointer(dptr.0));
                         pools::freed_by_driver();
                     }

@@ -20,7 +20,7 @@ use ebb_abi::*;
 use ebb_layer_core::{AllocError, ExternalKind, PoolError, PoolFacts, StreamKey, Waited, WhichPool};
 
 use crate::bridge::{self, Running};
-use crate::hooks::{capture, external, with};
+use crate::hooks::{capture, external, graphs, with};
 use crate::symbols::real;
 
 /// Pools never grow by less, and their largest size is rounded to it.
@@ -291,10 +291,12 @@ fn before(counted: Counted, size: usize) -> Result<Option<external::Piece>, CUre
 fn after(counted: Counted, piece: Option<external::Piece>, ptr: Option<u64>) {
     let id = match (counted, ptr) {
         (Counted::Piece(_), Some(ptr)) => Some(external::Id::Pointer(ptr)),
-        (Counted::Graph(_, graph), Some(_)) => Some(external::Id::Graph(graph.0)),
         _ => None,
     };
-    external::settle(piece, id);
+    match (counted, ptr, piece) {
+        (Counted::Graph(_, graph), Some(ptr), Some(piece)) => graphs::took(graph, ptr, piece),
+        _ => external::settle(piece, id),
+    }
     if let (Counted::Pool(device, pool), Some(_)) = (counted, ptr) {
         with(|running| {
             held(&FOREIGN)

@@ -11,9 +11,9 @@ use crate::observe::Test;
 
 const GLOBAL: CUstreamCaptureMode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 const LOCAL: CUstreamCaptureMode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-const RELAXED: CUstreamCaptureMode = CU_STREAM_CAPTURE_MODE_RELAXED;
+pub(super) const RELAXED: CUstreamCaptureMode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
-fn end(cu: Driver, stream: CUstream) -> Result<CUgraph, CUresult> {
+pub(super) fn end(cu: Driver, stream: CUstream) -> Result<CUgraph, CUresult> {
     let mut graph = CUgraph::NULL;
     match cu.cuStreamEndCapture(stream, &mut graph) {
         CUresult::SUCCESS => Ok(graph),
@@ -22,14 +22,14 @@ fn end(cu: Driver, stream: CUstream) -> Result<CUgraph, CUresult> {
 }
 
 #[track_caller]
-fn captured(cu: Driver, stream: CUstream, work: impl FnOnce()) -> CUgraph {
+pub(super) fn captured(cu: Driver, stream: CUstream, work: impl FnOnce()) -> CUgraph {
     must("begin", cu.cuStreamBeginCapture_v2(stream, RELAXED));
     work();
     end(cu, stream).expect("a graph")
 }
 
 #[track_caller]
-fn instance(cu: Driver, graph: CUgraph) -> CUgraphExec {
+pub(super) fn instance(cu: Driver, graph: CUgraph) -> CUgraphExec {
     let mut exec = CUgraphExec::NULL;
     must(
         "cuGraphInstantiate",
@@ -39,7 +39,7 @@ fn instance(cu: Driver, graph: CUgraph) -> CUgraphExec {
 }
 
 #[track_caller]
-fn replay(cu: Driver, exec: CUgraphExec, stream: CUstream) {
+pub(super) fn replay(cu: Driver, exec: CUgraphExec, stream: CUstream) {
     must("cuGraphLaunch", cu.cuGraphLaunch(exec, stream));
     must("cuStreamSynchronize", cu.cuStreamSynchronize(stream));
 }
@@ -61,14 +61,14 @@ fn during(t: &mut Test, cu: Driver, mode: CUstreamCaptureMode, call: impl FnOnce
     t.see("end", either(end(cu, stream).map(|_| "a graph")));
 }
 
-fn empty_graph(cu: Driver) -> CUgraph {
+pub(super) fn empty_graph(cu: Driver) -> CUgraph {
     let mut graph = CUgraph::NULL;
     must("cuGraphCreate", cu.cuGraphCreate(&mut graph, 0));
     graph
 }
 
 /// A node that takes memory of device 0.
-fn alloc_node(
+pub(super) fn alloc_node(
     cu: Driver,
     graph: CUgraph,
     after: &[CUgraphNode],
@@ -90,12 +90,12 @@ fn alloc_node(
     }
 }
 
-fn free_node(cu: Driver, graph: CUgraph, after: &[CUgraphNode], address: CUdeviceptr) -> CUresult {
+pub(super) fn free_node(cu: Driver, graph: CUgraph, after: &[CUgraphNode], address: CUdeviceptr) -> CUresult {
     let mut node = CUgraphNode::NULL;
     cu.cuGraphAddMemFreeNode(&mut node, graph, after.as_ptr(), after.len(), address)
 }
 
-fn memset_node(
+pub(super) fn memset_node(
     cu: Driver,
     graph: CUgraph,
     after: &[CUgraphNode],
@@ -127,7 +127,7 @@ fn memset_node(
     node
 }
 
-fn graph_memory(cu: Driver, attribute: CUgraphMem_attribute) -> u64 {
+pub(super) fn graph_memory(cu: Driver, attribute: CUgraphMem_attribute) -> u64 {
     let mut value = 77_u64;
     must(
         "cuDeviceGetGraphMemAttribute",

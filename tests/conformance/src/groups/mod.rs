@@ -4,6 +4,7 @@ mod alloc;
 mod contexts;
 mod copy;
 mod entry;
+mod graph_changes;
 mod graphs;
 mod host;
 mod info;
@@ -28,6 +29,7 @@ const GROUPS: &[&[Behaviour]] = &[
     contexts::ALL,
     copy::ALL,
     entry::ALL,
+    graph_changes::ALL,
     graphs::ALL,
     host::ALL,
     info::ALL,

@@ -76,7 +76,7 @@ pub struct NewTask {
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(
+#[allow(
     clippy::large_enum_variant,
     reason = "one at a time, written and forgotten at once"
 )]

@@ -1,7 +1,9 @@
 //! [`Kind`]: the policies by name.
 
+use super::buddy::Buddy;
 use super::fit::{Choice, Fit};
 use super::policy::Policy;
+use super::torch::Torch;
 
 /// What blocks are rounded to where a policy has no rule of its own: what PyTorch rounds to.
 const UNIT: u64 = 512;
@@ -13,11 +15,23 @@ pub enum Kind {
     BestFit,
     /// The lowest hole of one arena.
     FirstFit,
+    /// Powers of two.
+    Buddy,
+    /// A model of PyTorch's caching allocator.
+    Torch,
+    /// The same with expandable segments.
+    TorchExpandable,
 }
 
 impl Kind {
     /// All of them, ours first.
-    pub const ALL: [Self; 2] = [Self::BestFit, Self::FirstFit];
+    pub const ALL: [Self; 5] = [
+        Self::BestFit,
+        Self::FirstFit,
+        Self::Buddy,
+        Self::Torch,
+        Self::TorchExpandable,
+    ];
 
     /// Its name, in tables and on the command line.
     #[must_use]
@@ -25,6 +39,9 @@ impl Kind {
         match self {
             Self::BestFit => "best-fit",
             Self::FirstFit => "first-fit",
+            Self::Buddy => "buddy",
+            Self::Torch => "pytorch",
+            Self::TorchExpandable => "pytorch-expandable",
         }
     }
 
@@ -40,6 +57,9 @@ impl Kind {
         match self {
             Self::BestFit => Box::new(Fit::new(Choice::Best, capacity, UNIT)),
             Self::FirstFit => Box::new(Fit::new(Choice::First, capacity, UNIT)),
+            Self::Buddy => Box::new(Buddy::new(capacity)),
+            Self::Torch => Box::new(Torch::new(capacity, false)),
+            Self::TorchExpandable => Box::new(Torch::new(capacity, true)),
         }
     }
 }

@@ -76,6 +76,26 @@ def processes(handle):
     return found
 
 
+class Private(ctypes.Structure):
+    """An entry of the lists that nvidia-smi reads through a private table."""
+
+    _fields_ = [("pid", c_uint), ("used", c_uint64), ("gpu", c_uint), ("compute", c_uint), ("secret", c_uint64), ("name", ctypes.c_char * 4096)]
+
+
+def private_processes(handle):
+    table = ctypes.POINTER(c_void_p)()
+    identity = bytes.fromhex("c4fe3e6cc98f6c4ea327ee696e12f7c4")
+    assert nvml.nvmlInternalGetExportTable(byref(table), identity) == 0
+    assert nvml.nvmlInternalGetExportTable(byref(ctypes.POINTER(c_void_p)()), bytes(16)) != 0
+    found = []
+    for index in (213, 214, 215):
+        call = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_void_p, c_void_p)(table[index])
+        entries, count = (Private * 16)(), c_uint(16)
+        assert call(handle, byref(count), entries) == 0
+        found.append(sorted([entries[i].pid, entries[i].used, "python" in entries[i].name.decode()] for i in range(count.value)))
+    return found
+
+
 def details(handle, mode):
     question = DetailList(version=version(DetailList, 1), mode=mode)
     code = nvml.nvmlDeviceGetRunningProcessDetailList(handle, byref(question))
@@ -159,6 +179,7 @@ def card(handle):
         "details": [details(handle, mode) for mode in range(4)],
         "utilisation": utilisation(handle),
         "accounts": accounts(handle),
+        "private": private_processes(handle),
     }
 
 

@@ -85,6 +85,10 @@ fn nvml_inside_a_task_shows_the_task() {
     ] {
         assert_eq!(card["processes"][form], json!([]), "{form}");
     }
+    // What `nvidia-smi` reads: the same, with names.
+    let named = expected.as_array().expect("a list").iter();
+    let named: Vec<_> = named.map(|entry| json!([entry[0], entry[1], true])).collect();
+    assert_eq!(card["private"], json!([named, [], []]));
     // Modes: compute, graphics, MPS, all.
     assert_eq!(card["details"], json!([expected, [], [], expected]));
     let mut own = pids.to_vec();

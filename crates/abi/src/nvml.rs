@@ -194,6 +194,28 @@ driver_struct! {
 /// The third version of the process calls takes the second version's structure.
 pub type nvmlProcessInfo_v3_t = nvmlProcessInfo_v2_t;
 
+/// An entry of the private process lists that `nvidia-smi` reads: the public entry, and the program's name behind it.
+///
+/// Found by looking at what driver 580.159 writes; see [`PRIVATE_LISTS`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PrivateProcess {
+    /// The number, the bytes, the slice.
+    pub process: nvmlProcessDetail_v1_t,
+    /// The program's command, with a zero at its end.
+    pub name: [u8; 4096],
+}
+
+/// The identity of the private table of functions that `nvidia-smi` asks for, as driver 580.159 hands it out.
+pub const PRIVATE_TABLE: [u8; 16] = [
+    0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
+];
+/// Its size in bytes, which is its first word, in that driver. Another size is another table.
+pub const PRIVATE_TABLE_SIZE: usize = 0x870;
+/// Where in it the lists of compute, graphics and MPS processes are: functions of a device, a count and a place for
+/// [`PrivateProcess`]es.
+pub const PRIVATE_LISTS: [usize; 3] = [213, 214, 215];
+
 /// The version field of a versioned structure: its size, and its number in the top byte.
 #[must_use]
 pub const fn struct_version<T>(number: u32) -> u32 {

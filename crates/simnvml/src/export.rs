@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use ebb_abi::c_char;
 
 use crate::*;
-use crate::{R, device, process, system};
+use crate::{R, device, private, process, system};
 
 fn enter(body: impl FnOnce() -> R) -> nvmlReturn_t {
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -126,6 +126,7 @@ export! {
         handle: nvmlDevice_t, pid: u32, stats: *mut nvmlAccountingStats_t) => process::accounting_stats;
     nvmlDeviceGetAccountingStats_v2(
         handle: nvmlDevice_t, stats: *mut nvmlAccountingStats_v2_t) => process::accounting_stats_v2;
+    nvmlInternalGetExportTable(table: *mut *const usize, id: *const [u8; 16]) => private::table;
     nvmlDeviceGetGpuInstanceId nvmlDeviceGetComputeInstanceId(
         handle: nvmlDevice_t, _id: *mut u32) => |handle, _| device::unsupported(handle);
     nvmlDeviceGetMigDeviceHandleByIndex(

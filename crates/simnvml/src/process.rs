@@ -17,7 +17,7 @@ fn found(device: nvmlDevice_t) -> Result<(&'static Machine, u32, Vec<ProcessUse>
 ///
 /// # Safety
 /// As the interface demands, here and below: `count` is null or good for one value, `place` null or good for as many as it says.
-unsafe fn list<T>(all: Vec<T>, count: *mut u32, place: *mut T) -> R {
+pub(crate) unsafe fn list<T>(all: Vec<T>, count: *mut u32, place: *mut T) -> R {
     if count.is_null() {
         return Err(NVML_ERROR_INVALID_ARGUMENT);
     }

@@ -3,8 +3,8 @@
 //! NVML counts cards by PCI order and knows nothing of visibility masks: a card is what its handle's UUID says, however the program got the
 //! handle. Many programs that ask NVML never start the driver (`nvidia-smi`); [`world`] asks the daemon for them.
 //!
-//! What stays the card's: utilisation, clocks, temperatures, field values, samples. `nvmlInternalGetExportTable` is private and passes; what
-//! `nvidia-smi` reads through it is the card's as well.
+//! What stays the card's: utilisation, clocks, temperatures, field values, samples. Of the private tables that `nvidia-smi` reads the lists of
+//! processes are ours in the drivers that [`private`] knows; everything else in them passes.
 
 use core::ffi::{CStr, c_char};
 use std::sync::atomic::AtomicUsize;
@@ -15,6 +15,7 @@ use crate::library::{Hook, NVML};
 
 mod memory;
 mod own;
+mod private;
 mod processes;
 mod utilisation;
 mod world;
@@ -88,6 +89,7 @@ functions! {
     own processes nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t);
     pass real nvmlDeviceGetUUID(device: nvmlDevice_t, uuid: *mut c_char, length: u32);
     pass real nvmlInit_v2();
+    own private nvmlInternalGetExportTable(table: *mut *const usize, id: *const [u8; 16]);
     own processes nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32);
 }
 

@@ -140,3 +140,20 @@ fn every_run_of_salus_is_read() {
     assert_eq!(trace.events.len(), 99 * 3);
     assert_eq!(trace.notes, Default::default());
 }
+
+#[test]
+fn a_snapshot_says_the_same_as_the_table_made_of_it() {
+    let Some(mut raw) = trace("pytorch-snapshots/raw/small_mem_snapshot.pickle.gz", 1) else {
+        return;
+    };
+    let Some(table) = trace("pytorch-snapshots/traces/small_mem_snapshot.csv.gz", 1) else {
+        return;
+    };
+    raw.name.clone_from(&table.name);
+    assert_eq!(raw, table);
+    let modelled = outcome(&raw, Kind::Torch).peak_physical;
+    assert_eq!(
+        Some(modelled),
+        raw.recorded.map(|recorded| recorded.peak_reserved)
+    );
+}

@@ -1,4 +1,5 @@
 //! Reading what others recorded: one module a format.
 
 pub mod open;
+pub mod pickle;
 pub mod pool;

@@ -16,6 +16,7 @@ mod events;
 mod lifetimes;
 mod native;
 mod salus;
+mod snapshot;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -112,6 +113,7 @@ enum Format {
     Lifetimes,
     Native,
     Salus,
+    Snapshot,
 }
 
 /// All traces of a file: one for each card that something happened on.
@@ -124,7 +126,7 @@ pub fn read(path: &Path, options: &Options) -> Result<Vec<Trace>, ReadError> {
         path: path.to_owned(),
         source,
     })?;
-    let Some(format) = tell(head) else {
+    let Some(format) = tell(head).or_else(|| by_name(path)) else {
         return Err(ReadError::Unknown {
             path: path.to_owned(),
             found: begins(head),
@@ -134,6 +136,7 @@ pub fn read(path: &Path, options: &Options) -> Result<Vec<Trace>, ReadError> {
         Format::Events => events::read(&mut input).map(|trace| vec![trace]),
         Format::Lifetimes => lifetimes::read(&mut input, options.unit).map(|trace| vec![trace]),
         Format::Native => native::read(&mut input),
+        Format::Snapshot => snapshot::read(&mut input),
         Format::Salus => salus::read(&mut input).map(|trace| vec![trace]),
     };
     let mut traces = traces.map_err(|wrong| ReadError::Content {
@@ -147,8 +150,20 @@ pub fn read(path: &Path, options: &Options) -> Result<Vec<Trace>, ReadError> {
     Ok(traces)
 }
 
+/// The format, from the name.
+fn by_name(path: &Path) -> Option<Format> {
+    let name = path.file_name()?.to_str()?;
+    let name = name.strip_suffix(".gz").unwrap_or(name);
+    let pickle = [".pickle", ".pkl"].iter().any(|end| name.ends_with(end));
+    pickle.then_some(Format::Snapshot)
+}
+
 /// The format, from the first bytes.
 fn tell(head: &[u8]) -> Option<Format> {
+    // The first operation of every pickle since Python 2.3: the version.
+    if matches!(head, [0x80, 0..=5, ..]) {
+        return Some(Format::Snapshot);
+    }
     let line = head.split(|&b| b == b'\n').next().unwrap_or_default();
     let line = std::str::from_utf8(line).ok()?.trim();
     let has = |wanted: &[&str]| {

@@ -208,3 +208,28 @@ fn a_run_of_salus_is_a_process_with_one_block() {
         "line 2: seconds is `long`, expected a number that is not negative"
     );
 }
+
+#[test]
+fn a_pickle_is_told_by_its_content_or_its_name() {
+    // {'segments': [], 'device_traces': []}, of version 2 under a wrong name, and of version 0, which only its name tells.
+    let new = b"\x80\x02}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces]u.";
+    let old = b"(dVsegments\n(lsVdevice_traces\n(ls.";
+    for (name, content) in [
+        ("trace.csv", &new[..]),
+        ("trace.pickle", &new[..]),
+        ("trace.pkl", &old[..]),
+    ] {
+        let (_dir, path) = file(name, content);
+        let error = read(&path, &Options::default()).unwrap_err().to_string();
+        assert!(error.contains("device_traces: holds no events"), "{error}");
+    }
+    // And what only claims to be one.
+    let (_dir, path) = file("trace.pickle", b"\xff\xff");
+    let error = read(&path, &Options::default()).unwrap_err().to_string();
+    assert!(
+        error.ends_with("byte 0: 0xff is no operation of a pickle"),
+        "{error}"
+    );
+    let (_dir, path) = file("trace.pickle", b"id,lower,upper,size\n0,1,2,3\n");
+    assert_eq!(read(&path, &Options::default()).unwrap().len(), 1);
+}

@@ -7,6 +7,7 @@ pub mod buddy;
 pub mod event;
 pub mod fit;
 pub mod kind;
+pub mod mix;
 pub mod policy;
 pub mod run;
 pub mod timeline;

@@ -1,8 +1,8 @@
-//! [`replay`]: a policy is led through a trace, and every answer is checked; [`time`] does the same without checks, by a clock.
+//! [`replay`]: a policy is led through a trace, and every answer is checked; [`Fast`] does the same without checks, to be timed.
 
 use std::collections::BTreeMap;
 
-use super::event::{Event, Op, Trace};
+use super::event::{Event, Op};
 use super::policy::{Figures, Free, Policy, Request};
 use super::timeline::Timeline;
 
@@ -211,33 +211,50 @@ impl Run {
     }
 }
 
-/// Replays the trace without looking at the answers, as fast as the policy goes, and says how many operations there were.
+/// Replays without looking at the answers, as fast as the policy goes.
 ///
-/// Whoever calls this reads a clock before and after: nothing here does.
-pub fn time(trace: &Trace, policy: &mut dyn Policy, options: &Options) -> u64 {
-    let mut addresses = vec![None; trace.slots as usize];
-    let mut operations = 0;
-    for event in &trace.events {
-        let now_ns = event.at_ns;
-        match event.op {
-            Op::Allocate { slot, size, stream } => {
-                operations += 1;
-                addresses[slot as usize] = policy.allocate(Request { size, stream, now_ns }).ok();
-            }
-            Op::Free { slot, stream } => {
-                if let Some(address) = addresses[slot as usize].take() {
-                    operations += 1;
-                    let free = Free {
-                        stream,
-                        now_ns,
-                        done_ns: now_ns.saturating_add(options.lag_ns),
-                    };
-                    policy.free(address, free);
-                }
-            }
-            Op::Synchronize => policy.synchronize(now_ns),
-            Op::End { ref streams } => policy.end(streams.clone(), now_ns),
+/// Whoever wants to know how fast reads a clock before and after [`Fast::go`]: nothing here does.
+#[derive(Debug)]
+pub struct Fast {
+    lag_ns: u64,
+    addresses: Vec<Option<u64>>,
+}
+
+impl Fast {
+    /// For events with so many slots.
+    #[must_use]
+    pub fn new(slots: u32, options: &Options) -> Self {
+        Self {
+            lag_ns: options.lag_ns,
+            addresses: vec![None; slots as usize],
         }
     }
-    operations
+
+    /// Goes on with these events; how many of them were allocations and frees.
+    pub fn go(&mut self, events: &[Event], policy: &mut dyn Policy) -> u64 {
+        let mut operations = 0;
+        for event in events {
+            let now_ns = event.at_ns;
+            match event.op {
+                Op::Allocate { slot, size, stream } => {
+                    operations += 1;
+                    self.addresses[slot as usize] = policy.allocate(Request { size, stream, now_ns }).ok();
+                }
+                Op::Free { slot, stream } => {
+                    if let Some(address) = self.addresses[slot as usize].take() {
+                        operations += 1;
+                        let free = Free {
+                            stream,
+                            now_ns,
+                            done_ns: now_ns.saturating_add(self.lag_ns),
+                        };
+                        policy.free(address, free);
+                    }
+                }
+                Op::Synchronize => policy.synchronize(now_ns),
+                Op::End { ref streams } => policy.end(streams.clone(), now_ns),
+            }
+        }
+        operations
+    }
 }

@@ -3,6 +3,7 @@
 //! No GPU and no daemon: the allocators are replayed in this process. Each replay checks every answer; then the same is done again
 //! without checks, by the clock.
 
+mod page;
 mod table;
 
 use std::io::Write;
@@ -10,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueHint, builder::PossibleValuesParser, builder::TypedValueParser};
-use ebb_lab::pool::event::Trace;
+use ebb_lab::pool::event::{Event, Recorded, Trace};
 use ebb_lab::pool::kind::Kind;
-use ebb_lab::pool::run::{Options, Outcome, replay, time};
+use ebb_lab::pool::mix::{DAY_NS, Mix};
+use ebb_lab::pool::run::{Fast, Options, Outcome, replay};
 use ebb_lab::read::pool::{self as read, ReadError};
-use ebb_units::Bytes;
+use ebb_units::{Bytes, GRANULE};
 use serde::Serialize;
 
 use super::{say, unsay};
@@ -25,6 +27,8 @@ const LONG_ENOUGH: Duration = Duration::from_millis(200);
 const ROUNDS: u32 = 3;
 /// Addresses and physical memory that no trace uses up, but small enough for sums.
 const BOUNDLESS: u64 = 1 << 62;
+/// Events between two looks at the clock, and between two words about how far it is.
+const CHUNK: usize = 1 << 16;
 
 /// `ebb bench pool`.
 #[derive(Debug, Args)]
@@ -33,11 +37,16 @@ Examples:
   ebb bench pool --trace snapshot.pickle           a file of torch.cuda.memory._dump_snapshot
   ebb bench pool --trace traces/*.csv.gz --policy ebb,best-fit
   ebb bench pool --trace plan.csv --unit 1 --json
+  ebb bench pool --trace traces/*.csv.gz --interleave 7 --html day.html
+
+With --interleave the traces are the jobs of a day: at random times one comes, plays its trace over some minutes, and
+ends, every third before its time. The day is replayed twice: on a card without bound, and on one that is 2 % larger than
+the most that is live at once (or as --capacity says), to count what is refused there.
 
 Snapshots are read without running any code of theirs. What can be read, and how to write traces of your own:
 docs/pool-traces.md. Files may be packed with gzip.")]
 pub(crate) struct PoolArgs {
-    /// What is replayed, each file by itself
+    /// What is replayed, each file by itself unless they are interleaved
     #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_hint = ValueHint::FilePath)]
     pub trace: Vec<PathBuf>,
     /// Which allocators [default: all]
@@ -46,6 +55,15 @@ pub(crate) struct PoolArgs {
     /// Bytes of one unit, in traces of buffer lifetimes, which have no unit of their own
     #[arg(long, value_name = "SIZE", default_value = "2Mi")]
     pub unit: Bytes,
+    /// Interleave the traces to a day of one card, made from this seed
+    #[arg(long, value_name = "SEED")]
+    pub interleave: Option<u64>,
+    /// Physical memory of the card [default: no bound]
+    #[arg(long, value_name = "SIZE")]
+    pub capacity: Option<Bytes>,
+    /// Draw what each allocator held over time into a page for the browser
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub html: Option<PathBuf>,
     /// One JSON array, with an object for each trace and policy
     #[arg(long)]
     pub json: bool,
@@ -56,18 +74,80 @@ fn kinds() -> impl TypedValueParser<Value = Kind> {
         .try_map(|name| Kind::named(&name).ok_or("no such policy"))
 }
 
-/// One policy on one trace.
+/// What is replayed.
+#[derive(Debug, Clone, Copy)]
+enum Source<'a> {
+    /// What a file recorded.
+    Trace(&'a Trace),
+    /// A day that is made of several.
+    Day(&'a [Trace], u64),
+}
+
+impl<'a> Source<'a> {
+    fn name(self) -> String {
+        match self {
+            Self::Trace(trace) => trace.name.clone(),
+            Self::Day(_, seed) => format!("interleaved:{seed}"),
+        }
+    }
+
+    /// What a reader should know of it.
+    fn notes(self) -> Vec<String> {
+        match self {
+            Self::Trace(trace) => table::notes(trace),
+            Self::Day(traces, seed) => {
+                let mut mix = Mix::new(traces, seed);
+                mix.by_ref().for_each(drop);
+                vec![format!(
+                    "{} jobs in 24 h, of {} traces",
+                    mix.begun(),
+                    traces.len()
+                )]
+            }
+        }
+    }
+
+    fn events(self) -> Box<dyn Iterator<Item = Event> + 'a> {
+        match self {
+            Self::Trace(trace) => Box::new(trace.events.iter().cloned()),
+            Self::Day(traces, seed) => Box::new(Mix::new(traces, seed)),
+        }
+    }
+
+    fn slots(self) -> u32 {
+        match self {
+            Self::Trace(trace) => trace.slots,
+            Self::Day(traces, seed) => Mix::new(traces, seed).slots(),
+        }
+    }
+}
+
+/// What was refused on a card that is small.
+#[derive(Debug, Clone, Copy)]
+struct Bounded {
+    capacity: u64,
+    refused: u64,
+    /// Of these, how many would have fitted beside what was live.
+    unjustified: u64,
+}
+
+/// One policy on one source.
 #[derive(Debug)]
 struct Row {
     kind: Kind,
     outcome: Outcome,
     ns_per_op: f64,
+    bounded: Option<Bounded>,
 }
 
-/// One trace with all policies.
+/// One source with all policies.
 #[derive(Debug)]
 struct Replayed {
-    trace: Trace,
+    name: String,
+    notes: Vec<String>,
+    recorded: Option<Recorded>,
+    /// Whether its time means something to people.
+    by_time: bool,
     rows: Vec<Row>,
 }
 
@@ -94,11 +174,30 @@ pub(crate) fn pool(args: &PoolArgs) -> Result<()> {
     } else {
         args.policy.clone()
     };
-    let mut done = Vec::new();
+    let mut read = Vec::new();
     for path in &args.trace {
-        for trace in traces(path, args.unit)? {
-            done.push(one(trace, &kinds)?);
-        }
+        read.extend(traces(path, args.unit)?);
+    }
+    if let Some(empty) = read.iter().find(|trace| trace.events.is_empty()) {
+        return Err(CliError::usage(
+            format!("{}: nothing happens in it", empty.name),
+            "leave it out, or record it again",
+        ));
+    }
+    let done = match args.interleave {
+        Some(seed) => vec![one(Source::Day(&read, seed), &kinds, args.capacity)?],
+        None => read
+            .iter()
+            .map(|trace| one(Source::Trace(trace), &kinds, args.capacity))
+            .collect::<Result<_>>()?,
+    };
+    if let Some(file) = &args.html {
+        std::fs::write(file, page::page(&done)).map_err(|error| {
+            CliError::usage(
+                format!("cannot write {}: {error}", file.display()),
+                "choose another --html",
+            )
+        })?;
     }
     unsay();
     if args.json {
@@ -123,38 +222,115 @@ fn traces(path: &Path, unit: Bytes) -> Result<Vec<Trace>> {
     })
 }
 
-/// All policies on one trace.
-fn one(trace: Trace, kinds: &[Kind]) -> Result<Replayed> {
-    let options = Options {
-        capacity: BOUNDLESS,
+/// All policies on one source.
+fn one(source: Source<'_>, kinds: &[Kind], capacity: Option<Bytes>) -> Result<Replayed> {
+    let by_time = matches!(source, Source::Day(..));
+    let name = source.name();
+    let bound = |capacity: u64| Options {
+        capacity,
         ..Options::default()
     };
+    let whole = bound(
+        capacity
+            .filter(|_| !by_time)
+            .map_or(BOUNDLESS, |capacity| capacity.0),
+    );
     let mut rows = Vec::new();
     for &kind in kinds {
-        say(&format!("{}: {}", trace.name, kind.name()));
-        let mut policy = kind.make(options.capacity);
-        let outcome = replay(trace.events.iter().cloned(), &mut *policy, &options)
-            .map_err(|broken| CliError::failed(format!("{}: {}: {broken}", trace.name, kind.name())))?;
-        drop(policy);
+        let outcome = checked(source, kind, &whole)?;
+        let small = match capacity {
+            Some(capacity) => Some(capacity.0),
+            None if by_time => Some(
+                Bytes(outcome.peak_live + outcome.peak_live / 50)
+                    .round_up(GRANULE)
+                    .0,
+            ),
+            None => None,
+        };
+        let bounded = match small {
+            None => None,
+            Some(capacity) => {
+                let again = if capacity == whole.capacity {
+                    None
+                } else {
+                    Some(checked(source, kind, &bound(capacity))?)
+                };
+                let there = again.as_ref().unwrap_or(&outcome);
+                Some(Bounded {
+                    capacity,
+                    refused: there.refused + there.unjustified,
+                    unjustified: there.unjustified,
+                })
+            }
+        };
         rows.push(Row {
             kind,
+            ns_per_op: ns_per_op(source, kind, &whole),
             outcome,
-            ns_per_op: ns_per_op(&trace, kind, &options),
+            bounded,
         });
     }
-    Ok(Replayed { trace, rows })
+    Ok(Replayed {
+        name,
+        notes: source.notes(),
+        recorded: match source {
+            Source::Trace(trace) => trace.recorded,
+            Source::Day(..) => None,
+        },
+        by_time,
+        rows,
+    })
+}
+
+/// One replay with every answer checked.
+fn checked(source: Source<'_>, kind: Kind, options: &Options) -> Result<Outcome> {
+    let name = source.name();
+    say(&format!("{name}: {}", kind.name()));
+    let events = source.events().enumerate().map(|(number, event)| {
+        if number > 0 && number.is_multiple_of(CHUNK) {
+            let far = match source {
+                Source::Trace(trace) => 100 * number / trace.events.len().max(1),
+                Source::Day(..) => (100 * event.at_ns / DAY_NS) as usize,
+            };
+            say(&format!("{name}: {}, {far} %", kind.name()));
+        }
+        event
+    });
+    replay(events, &mut *kind.make(options.capacity), options)
+        .map_err(|broken| CliError::failed(format!("{name}: {}: {broken}", kind.name())))
 }
 
 /// The fastest of several replays without checks.
-fn ns_per_op(trace: &Trace, kind: Kind, options: &Options) -> f64 {
+fn ns_per_op(source: Source<'_>, kind: Kind, options: &Options) -> f64 {
+    say(&format!("{}: {}, by the clock", source.name(), kind.name()));
     let (mut fastest, mut rounds) = (f64::INFINITY, 0);
     let began = Instant::now();
     while rounds < ROUNDS || began.elapsed() < LONG_ENOUGH {
         let mut policy = kind.make(options.capacity);
-        let start = Instant::now();
-        let operations = time(trace, &mut *policy, options);
-        let ns = start.elapsed().as_nanos() as f64;
-        fastest = fastest.min(ns / operations.max(1) as f64);
+        let mut fast = Fast::new(source.slots(), options);
+        let (mut operations, mut took) = (0, Duration::ZERO);
+        let mut go = |events: &[Event]| {
+            let start = Instant::now();
+            operations += fast.go(events, &mut *policy);
+            took += start.elapsed();
+        };
+        match source {
+            Source::Trace(trace) => go(&trace.events),
+            // A day does not fit memory: making its events is not timed.
+            Source::Day(..) => {
+                let mut events = source.events();
+                let mut chunk = Vec::with_capacity(CHUNK);
+                loop {
+                    chunk.clear();
+                    chunk.extend(events.by_ref().take(CHUNK));
+                    if chunk.is_empty() {
+                        break;
+                    }
+                    go(&chunk);
+                }
+            }
+        }
+        fastest = fastest.min(took.as_nanos() as f64 / operations.max(1) as f64);
         rounds += 1;
         if began.elapsed() > 10 * LONG_ENOUGH {
             break;
@@ -167,7 +343,7 @@ fn lines(done: &[Replayed]) -> Vec<Line<'_>> {
     done.iter()
         .flat_map(|replayed| {
             replayed.rows.iter().map(|row| Line {
-                trace: &replayed.trace.name,
+                trace: &replayed.name,
                 policy: row.kind.name(),
                 peak_live_bytes: row.outcome.peak_live,
                 peak_physical_bytes: row.outcome.peak_physical,

@@ -20,58 +20,87 @@ pub(super) fn write(done: &[Replayed], to: &mut impl Write) -> std::io::Result<(
 }
 
 fn one(replayed: &Replayed, to: &mut impl Write) -> std::io::Result<()> {
-    let Replayed { trace, rows } = replayed;
-    writeln!(to, "{BOLD}{}{RESET}", harmless(&short(&trace.name)))?;
-    if let Some(first) = rows.first() {
-        let outcome = &first.outcome;
-        write!(
-            to,
-            "  {} operations, peak live {}",
-            outcome.operations,
-            amount(outcome.peak_live)
-        )?;
-        if outcome.peak_rounded != outcome.peak_live {
-            write!(to, " ({} in blocks of 512 B)", amount(outcome.peak_rounded))?;
-        }
-        writeln!(to)?;
+    writeln!(to, "{BOLD}{}{RESET}", harmless(&short(&replayed.name)))?;
+    for fact in facts(replayed) {
+        writeln!(to, "  {DIM}{fact}{RESET}")?;
     }
-    for note in notes(trace) {
-        writeln!(to, "  {DIM}{note}{RESET}")?;
-    }
-    let mut table = Table::new(&[
+    let mut columns = vec![
         ("POLICY", Align::Left),
         ("PEAK PHYSICAL", Align::Right),
         ("OVER LIVE", Align::Right),
         ("MAP CALLS", Align::Right),
         ("IN 2ND HALF", Align::Right),
         ("NS/OP", Align::Right),
-    ]);
-    for row in rows {
+    ];
+    let bounded = replayed.rows.iter().any(|row| row.bounded.is_some());
+    if bounded {
+        columns.extend([("REFUSED", Align::Right), ("FOR NO REASON", Align::Right)]);
+    }
+    let mut table = Table::new(&columns);
+    for cells in cells(replayed) {
+        table.row(cells);
+    }
+    table.write(to, 2)
+}
+
+/// What there is to know before the figures.
+pub(super) fn facts(replayed: &Replayed) -> Vec<String> {
+    let mut facts = Vec::new();
+    if let Some(row) = replayed.rows.first() {
         let outcome = &row.outcome;
-        table.row(vec![
+        let mut fact = format!(
+            "{} operations, peak live {}",
+            outcome.operations,
+            amount(outcome.peak_live)
+        );
+        if outcome.peak_rounded != outcome.peak_live {
+            fact += &format!(" ({} in blocks of 512 B)", amount(outcome.peak_rounded));
+        }
+        facts.push(fact);
+        if let Some(bounded) = row.bounded {
+            facts.push(format!("refused: on a card of {}", amount(bounded.capacity)));
+        }
+    }
+    facts.extend_from_slice(&replayed.notes);
+    facts
+}
+
+/// The figures, a row for each policy.
+pub(super) fn cells(replayed: &Replayed) -> Vec<Vec<String>> {
+    let bounded = replayed.rows.iter().any(|row| row.bounded.is_some());
+    let mut all = Vec::new();
+    for row in &replayed.rows {
+        let outcome = &row.outcome;
+        let mut cells = vec![
             row.kind.name().into(),
             amount(outcome.peak_physical),
             over(outcome.peak_physical, outcome.peak_live),
             outcome.map_calls.to_string(),
             outcome.late_map_calls.to_string(),
             format!("{:.0}", row.ns_per_op),
-        ]);
+        ];
+        if bounded {
+            let counts = row.bounded.map(|bounded| [bounded.refused, bounded.unjustified]);
+            cells.extend(counts.map_or(["-".into(), "-".into()], |counts| {
+                counts.map(|count| count.to_string())
+            }));
+        }
+        all.push(cells);
     }
-    if let (Some(recorded), Some(first)) = (trace.recorded, rows.first()) {
-        table.row(vec![
+    if let (Some(recorded), Some(first)) = (replayed.recorded, replayed.rows.first()) {
+        let mut cells = vec![
             "as recorded".into(),
             amount(recorded.peak_reserved),
             over(recorded.peak_reserved, first.outcome.peak_live),
-            "-".into(),
-            "-".into(),
-            "-".into(),
-        ]);
+        ];
+        cells.resize(if bounded { 8 } else { 6 }, "-".into());
+        all.push(cells);
     }
-    table.write(to, 2)
+    all
 }
 
 /// The file without its folder.
-fn short(name: &str) -> String {
+pub(super) fn short(name: &str) -> String {
     Path::new(name)
         .file_name()
         .map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned())
@@ -110,7 +139,7 @@ pub(super) fn notes(trace: &Trace) -> Vec<String> {
 }
 
 /// Bytes, to four figures: differences of percents have to show.
-fn amount(bytes: u64) -> String {
+pub(super) fn amount(bytes: u64) -> String {
     const UNITS: [(&str, u32); 6] = [
         ("EiB", 60),
         ("PiB", 50),

@@ -22,7 +22,11 @@ def rank_main(rank, size, rounds, port, answers):
     ballast = torch.arange(BALLAST, device="cuda", dtype=torch.float32)
     want_ballast = ballast.sum(dtype=torch.float64).item()
     wrong, began = 0, time.monotonic()
+    steady = began
     for i in range(rounds):
+        if i == rounds // 5:
+            torch.cuda.synchronize()
+            steady = time.monotonic()
         n = 1 << (8 + i % 15)
         base = torch.arange(n, device="cuda", dtype=torch.int64)
         x = base * (rank + 1) + i
@@ -33,6 +37,8 @@ def rank_main(rank, size, rounds, port, answers):
             wrong += ballast.sum(dtype=torch.float64).item() != want_ballast
             if rank == 0:
                 print(f"round {i}", file=sys.stderr, flush=True)
+    torch.cuda.synchronize()
+    steady = time.monotonic() - steady
     # Other collectives, once.
     parts = [torch.zeros(1024, device="cuda") for _ in range(size)]
     dist.all_gather(parts, torch.full((1024,), float(rank), device="cuda"))
@@ -45,7 +51,7 @@ def rank_main(rank, size, rounds, port, answers):
             request.wait()
         wrong += int((other != (rank - 1) % size).sum().item())
     torch.cuda.synchronize()
-    answers.put((rank, wrong, time.monotonic() - began))
+    answers.put((rank, wrong, time.monotonic() - began, steady))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -62,7 +68,7 @@ def main():
     got = [answers.get(timeout=600) for _ in ranks]
     for rank in ranks:
         rank.join(60)
-    print(json.dumps({"ranks": size, "rounds": rounds, "wrong": sum(g[1] for g in got), "seconds": round(max(g[2] for g in got), 2),
+    print(json.dumps({"ranks": size, "rounds": rounds, "wrong": sum(g[1] for g in got), "seconds": round(max(g[2] for g in got), 2), "steady": round(max(g[3] for g in got), 3),
                       "status": [rank.exitcode for rank in ranks]}), flush=True)
 
 

@@ -27,12 +27,14 @@ import sharing
 import startup
 import suites
 import throughput
+import tiers
 
 # name: (what it does, seconds that it takes, seconds after which it is ended)
 SECTIONS = {
     "doctor": (figures.doctor, 3, 30),
     "figures": (figures.figures, 75, 180),
     "alloc_async": (figures.alloc_async, 8, 60),
+    "tiers": (tiers.tiers, 240, 480),
     "demo": (jobs.demo, 185, 330),
     "torch": (jobs.torch, 150, 320),
     "mixed": (jobs.mixed, 140, 320),
@@ -83,7 +85,7 @@ def one(name, failed):
     print(f"== {name} (at most {limit:.0f} s)", flush=True)
     try:
         with kit.section_limit(limit):
-            kit.stop_daemon() if name == "demo" else kit.daemon()
+            kit.stop_daemon() if name in ("demo", "tiers") else kit.daemon()
             function()
     except Exception as error:  # whatever it was, the other sections go on
         failed.append(name)

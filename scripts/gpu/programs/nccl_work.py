@@ -36,7 +36,7 @@ def rank_main(rank, size, rounds, port, answers):
         if i % 50 == 0:
             wrong += ballast.sum(dtype=torch.float64).item() != want_ballast
             if rank == 0:
-                print(f"round {i}", file=sys.stderr, flush=True)
+                print(f"round {i} after {time.monotonic() - began:.3f} s", file=sys.stderr, flush=True)
     torch.cuda.synchronize()
     steady = time.monotonic() - steady
     # Other collectives, once.

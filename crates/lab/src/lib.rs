@@ -5,5 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod data;
+pub mod keep;
 pub mod pool;
 pub mod read;

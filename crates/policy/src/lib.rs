@@ -45,6 +45,7 @@ mod deadline;
 mod event;
 mod ledger;
 mod owed;
+pub mod predict;
 mod rank;
 mod schedule;
 mod state;

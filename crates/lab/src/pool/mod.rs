@@ -8,7 +8,6 @@ pub mod event;
 pub mod fit;
 pub mod kind;
 pub mod mix;
-pub mod ours;
 pub mod policy;
 pub mod run;
 pub mod timeline;

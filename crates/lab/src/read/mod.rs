@@ -1,5 +1,7 @@
 //! Reading what others recorded: one module a format.
 
+pub mod gentd;
 pub mod open;
 pub mod pickle;
 pub mod pool;
+pub mod table;

@@ -1,0 +1,127 @@
+//! A serving cluster's recordings: memory and duty cycle of containers over time, and requests for models.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::table::{Table, TableError, find, number};
+
+/// The folder of the recordings inside a folder of many; the folder itself if it is one.
+#[must_use]
+pub fn folder(data: &Path) -> PathBuf {
+    let inner = data.join("alibaba-gentd26");
+    if inner.is_dir() { inner } else { data.to_owned() }
+}
+
+/// A request for a model that was answered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Request {
+    /// When it came, seconds from the first one's day.
+    pub at: f64,
+    /// How long its answer took, seconds.
+    pub took: f64,
+    /// The model, numbered by first appearance.
+    pub model: u32,
+    /// Who sent it, numbered by first appearance.
+    pub tenant: u32,
+}
+
+/// The answered requests, in order of time.
+///
+/// # Errors
+/// The table is not there, or a line of it is wrong.
+pub fn requests(data: &Path) -> Result<Vec<Request>, TableError> {
+    let path = find(&folder(data), "lora_request_trace")?;
+    let mut table = Table::open(
+        &path,
+        [
+            "gmt_create",
+            "predict_status",
+            "exec_time_seconds",
+            "groupId",
+            "checkpoint_model_version_id",
+        ],
+    )?;
+    let (mut models, mut tenants) = (Numbers::default(), Numbers::default());
+    let mut requests = Vec::new();
+    while let Some(request) = table.next_as(|[at, status, took, tenant, model]| {
+        if status != "SUCCEED" || model.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Request {
+            at: moment(at)?,
+            took: number(took)?.unwrap_or(0.0).max(0.0),
+            model: models.of(model),
+            tenant: tenants.of(tenant),
+        }))
+    })? {
+        requests.extend(request);
+    }
+    requests.sort_by(|a, b| a.at.total_cmp(&b.at));
+    // Whole days are kept, so that the hour of the day stays what it was.
+    let first = requests
+        .first()
+        .map_or(0.0, |r| (r.at / 86_400.0).floor() * 86_400.0);
+    for request in &mut requests {
+        request.at -= first;
+    }
+    Ok(requests)
+}
+
+/// Names as numbers, by first appearance.
+#[derive(Debug, Default)]
+struct Numbers(BTreeMap<String, u32>);
+
+impl Numbers {
+    fn of(&mut self, name: &str) -> u32 {
+        if let Some(n) = self.0.get(name) {
+            return *n;
+        }
+        let n = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        self.0.insert(name.to_owned(), n);
+        n
+    }
+}
+
+/// `2024-11-15 16:57:50` as seconds since 1970, or a plain number of seconds.
+fn moment(text: &str) -> Result<f64, String> {
+    let wrong = || format!("expected a time such as 2024-11-15 16:57:50, found `{text}`");
+    if let Ok(Some(seconds)) = number(text) {
+        return Ok(seconds);
+    }
+    let (date, time) = text.split_once([' ', 'T']).ok_or_else(wrong)?;
+    let numbers = |text: &str, by: char| -> Option<[f64; 3]> {
+        let mut parts = text.trim_end_matches('Z').split(by);
+        let mut next = || parts.next()?.parse::<f64>().ok();
+        let out = [next()?, next()?, next()?];
+        parts.next().is_none().then_some(out)
+    };
+    let [y, m, d] = numbers(date, '-').ok_or_else(wrong)?;
+    let [hours, minutes, seconds] = numbers(time, ':').ok_or_else(wrong)?;
+    if !(1.0..=12.0).contains(&m) || !(1.0..=31.0).contains(&d) || hours >= 24.0 || minutes >= 60.0 {
+        return Err(wrong());
+    }
+    // Years are counted from March on, so that the leap day is the last one.
+    let (y, m) = if m > 2.0 { (y, m - 3.0) } else { (y - 1.0, m + 9.0) };
+    let days = 365.0 * y + (y / 4.0).floor() - (y / 100.0).floor()
+        + (y / 400.0).floor()
+        + ((153.0 * m + 2.0) / 5.0).floor()
+        + d
+        - 719_469.0;
+    Ok(days * 86_400.0 + hours * 3600.0 + minutes * 60.0 + seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(moment("1970-01-01 00:00:00"), Ok(0.0));
+        assert_eq!(moment("2024-11-15 16:57:50"), Ok(1_731_689_870.0));
+        assert_eq!(moment("2024-02-29T23:59:59"), Ok(1_709_251_199.0));
+        assert_eq!(moment("1662858720.0"), Ok(1_662_858_720.0));
+        for wrong in ["", "2024-11-15", "2024-13-15 00:00:00", "yesterday 10:00:00"] {
+            assert!(moment(wrong).is_err(), "{wrong}");
+        }
+    }
+}

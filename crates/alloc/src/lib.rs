@@ -3,13 +3,15 @@
 //! * [`AddressSpace`]: spans of a reserved address range.
 //! * [`Blocks`]: small allocations, 512 bytes apart, inside shared segments.
 //! * [`HostSlots`]: room for evicted chunks in arena segments.
+//! * [`pool`]: device memory, addresses and physical memory together; it neither fragments nor waits.
 //!
-//! All three know exactly what is free, so that what is given back twice, or was never given out, is an error and never
+//! The first three know exactly what is free, so that what is given back twice, or was never given out, is an error and never
 //! an entry in a list. The cost of a call goes with the logarithm of what is live; history costs nothing.
 
 #![forbid(unsafe_code)]
 
 mod blocks;
+pub mod pool;
 mod slots;
 mod space;
 

@@ -91,6 +91,50 @@ impl AddressSpace {
         Some(start)
     }
 
+    /// The lowest free span of at least that length: start and length.
+    #[must_use]
+    pub fn first(&self, len: u64) -> Option<(u64, u64)> {
+        self.free
+            .iter()
+            .find(|(_, n)| **n >= len)
+            .map(|(start, n)| (*start, *n))
+    }
+
+    /// Takes exactly these. `false` (and no change) if they are not free, all in one span.
+    #[must_use]
+    pub fn take_at(&mut self, start: u64, len: u64) -> bool {
+        let Some((at, found)) = self.free.range(..=start).next_back().map(|(at, n)| (*at, *n)) else {
+            return false;
+        };
+        if len == 0 || start.checked_add(len).is_none_or(|end| end > at + found) {
+            return false;
+        }
+        self.remove(at, found);
+        if start > at {
+            self.insert(at, start - at);
+        }
+        if at + found > start + len {
+            self.insert(start + len, at + found - start - len);
+        }
+        true
+    }
+
+    /// Takes the end of the highest free span that is long enough.
+    #[must_use]
+    pub fn take_last(&mut self, len: u64) -> Option<u64> {
+        if len == 0 {
+            return None;
+        }
+        let (at, found) = self
+            .free
+            .iter()
+            .rev()
+            .find(|(_, n)| **n >= len)
+            .map(|(at, n)| (*at, *n))?;
+        let start = at + found - len;
+        self.take_at(start, len).then_some(start)
+    }
+
     /// Gives a span (or any part of one that was taken) back.
     ///
     /// # Errors
@@ -171,6 +215,30 @@ mod tests {
         assert_eq!(space.take(15), Some(100));
         assert_eq!(space.take(4), None);
         assert_eq!(space.take(0), None);
+    }
+
+    #[test]
+    fn both_ends_and_exact_places_can_be_taken() {
+        let mut space = AddressSpace::new();
+        assert!(space.add_range(0, 100));
+        assert_eq!(space.take_last(10), Some(90));
+        assert!(space.take_at(20, 10));
+        assert!(
+            !space.take_at(25, 10)
+                && !space.take_at(15, 6)
+                && !space.take_at(85, 10)
+                && !space.take_at(40, 0)
+        );
+        assert_eq!(
+            (space.first(1), space.first(21), space.first(61)),
+            (Some((0, 20)), Some((30, 60)), None)
+        );
+        assert_eq!(
+            (space.take_last(60), space.take_last(21), space.take_last(0)),
+            (Some(30), None, None)
+        );
+        assert!(space.take_at(0, 20));
+        assert_eq!(space.free_total(), 0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::buddy::Buddy;
 use super::fit::{Choice, Fit};
+use super::ours::Ours;
 use super::policy::Policy;
 use super::torch::Torch;
 
@@ -11,6 +12,8 @@ const UNIT: u64 = 512;
 /// A policy that can be replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
+    /// Our pool.
+    Ebb,
     /// The smallest hole of one arena.
     BestFit,
     /// The lowest hole of one arena.
@@ -25,7 +28,8 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, ours first.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
+        Self::Ebb,
         Self::BestFit,
         Self::FirstFit,
         Self::Buddy,
@@ -37,6 +41,7 @@ impl Kind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Ebb => "ebb",
             Self::BestFit => "best-fit",
             Self::FirstFit => "first-fit",
             Self::Buddy => "buddy",
@@ -55,6 +60,7 @@ impl Kind {
     #[must_use]
     pub fn make(self, capacity: u64) -> Box<dyn Policy> {
         match self {
+            Self::Ebb => Box::new(Ours::new(capacity)),
             Self::BestFit => Box::new(Fit::new(Choice::Best, capacity, UNIT)),
             Self::FirstFit => Box::new(Fit::new(Choice::First, capacity, UNIT)),
             Self::Buddy => Box::new(Buddy::new(capacity)),

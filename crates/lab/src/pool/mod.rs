@@ -8,6 +8,7 @@ pub mod event;
 pub mod fit;
 pub mod kind;
 pub mod mix;
+pub mod ours;
 pub mod policy;
 pub mod run;
 pub mod timeline;

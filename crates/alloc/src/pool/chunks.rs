@@ -1,0 +1,204 @@
+//! [`Chunks`]: physical memory, and which addresses it is mapped at.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A piece of physical memory that the driver knows by one handle. Never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkId(pub u64);
+
+/// What a chunk does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing lives in it; its home addresses are free bytes.
+    Idle,
+    /// Something lives in it, at the mapping that begins here. Its other mappings must not be used.
+    Active(u64),
+    /// A plan uses it, or it is to be released.
+    Held,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Chunk {
+    /// Bytes.
+    pub(super) len: u64,
+    /// Where its idle bytes are given out.
+    pub(super) home: u64,
+    /// The driver has made it, and not got it back.
+    pub(super) exists: bool,
+    pub(super) state: State,
+    /// Where it is mapped, home included.
+    pub(super) maps: Vec<u64>,
+}
+
+impl Chunk {
+    /// The mappings beside its home.
+    pub(super) fn aliases(&self) -> impl Iterator<Item = u64> + '_ {
+        let home = self.home;
+        self.maps.iter().copied().filter(move |&at| at != home)
+    }
+}
+
+/// All chunks.
+///
+/// # Invariants
+/// `maps` holds the mappings of all chunks; none overlaps another. `idle` holds the idle chunks, and these are mapped at home.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Chunks {
+    chunks: BTreeMap<ChunkId, Chunk>,
+    /// Every mapping, by address.
+    maps: BTreeMap<u64, ChunkId>,
+    /// Bytes and id.
+    idle: BTreeSet<(u64, ChunkId)>,
+    idle_bytes: u64,
+    /// Bytes of chunks that something lives in.
+    active_bytes: u64,
+    physical: u64,
+    next: u64,
+}
+
+impl Chunks {
+    /// A chunk that the driver is to make.
+    pub(super) fn draft(&mut self, home: u64, len: u64) -> ChunkId {
+        let id = ChunkId(self.next);
+        self.next += 1;
+        self.chunks.insert(
+            id,
+            Chunk {
+                len,
+                home,
+                exists: false,
+                state: State::Held,
+                maps: Vec::new(),
+            },
+        );
+        id
+    }
+
+    pub(super) fn get(&self, id: ChunkId) -> Option<&Chunk> {
+        self.chunks.get(&id)
+    }
+
+    pub(super) fn created(&mut self, id: ChunkId) {
+        if let Some(chunk) = self.chunks.get_mut(&id) {
+            chunk.exists = true;
+            self.physical += chunk.len;
+        }
+    }
+
+    pub(super) fn mapped(&mut self, id: ChunkId, at: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&id) {
+            chunk.maps.push(at);
+            self.maps.insert(at, id);
+        }
+    }
+
+    pub(super) fn unmapped(&mut self, id: ChunkId, at: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&id) {
+            chunk.maps.retain(|&other| other != at);
+            self.maps.remove(&at);
+        }
+    }
+
+    pub(super) fn released(&mut self, id: ChunkId) {
+        if let Some(chunk) = self.chunks.remove(&id)
+            && chunk.exists
+        {
+            self.physical -= chunk.len;
+        }
+    }
+
+    /// Forgets a chunk that was never made.
+    pub(super) fn undraft(&mut self, id: ChunkId) {
+        if self.chunks.get(&id).is_some_and(|chunk| !chunk.exists) {
+            self.chunks.remove(&id);
+        }
+    }
+
+    pub(super) fn set(&mut self, id: ChunkId, state: State) {
+        let Some(chunk) = self.chunks.get_mut(&id) else {
+            return;
+        };
+        match chunk.state {
+            State::Idle => {
+                self.idle.remove(&(chunk.len, id));
+                self.idle_bytes -= chunk.len;
+            }
+            State::Active(_) => self.active_bytes -= chunk.len,
+            State::Held => {}
+        }
+        chunk.state = state;
+        match state {
+            State::Idle => {
+                self.idle.insert((chunk.len, id));
+                self.idle_bytes += chunk.len;
+            }
+            State::Active(_) => self.active_bytes += chunk.len,
+            State::Held => {}
+        }
+    }
+
+    /// The mappings that share an address with `[at, at + len)`, lowest first: start, length and chunk.
+    pub(super) fn over(&self, at: u64, len: u64) -> Vec<(u64, u64, ChunkId)> {
+        let first = self
+            .maps
+            .range(..=at)
+            .next_back()
+            .map(|(&start, _)| start)
+            .unwrap_or(at);
+        self.maps
+            .range(first..at + len)
+            .filter_map(|(&start, &id)| Some((start, self.chunks.get(&id)?.len, id)))
+            .filter(|&(start, n, _)| start + n > at)
+            .collect()
+    }
+
+    /// The parts of `[at, at + len)` with nothing mapped.
+    pub(super) fn gaps(&self, at: u64, len: u64) -> Vec<(u64, u64)> {
+        let mut gaps = Vec::new();
+        let mut from = at;
+        for (start, n, _) in self.over(at, len) {
+            if start > from {
+                gaps.push((from, start - from));
+            }
+            from = from.max(start + n);
+        }
+        if from < at + len {
+            gaps.push((from, at + len - from));
+        }
+        gaps
+    }
+
+    /// The chunk that is mapped at exactly this address.
+    pub(super) fn at(&self, at: u64) -> Option<ChunkId> {
+        self.maps.get(&at).copied()
+    }
+
+    /// Idle chunks, the largest first.
+    pub(super) fn idle(&self) -> impl Iterator<Item = (u64, ChunkId)> + '_ {
+        self.idle.iter().rev().copied()
+    }
+
+    pub(super) const fn idle_bytes(&self) -> u64 {
+        self.idle_bytes
+    }
+
+    pub(super) const fn active_bytes(&self) -> u64 {
+        self.active_bytes
+    }
+
+    pub(super) const fn physical(&self) -> u64 {
+        self.physical
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {
+        self.chunks.iter().map(|(&id, chunk)| (id, chunk))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    pub(super) fn mappings(&self) -> usize {
+        self.maps.len()
+    }
+}

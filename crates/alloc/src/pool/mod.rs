@@ -1,0 +1,608 @@
+//! A pool of device memory that neither fragments nor waits.
+//!
+//! Two sides are kept apart. *Addresses*: blocks have stable ones, given out by best fit among mapped bytes that are free.
+//! *Physical memory*: chunks of whole granules, each mapped at its home. A chunk in which nothing lives is *idle*; when a
+//! block fits nowhere, idle chunks from many places are mapped a second time, next to each other, as a *view*. So no hole of a
+//! granule or more is ever too small, the pool grows only when everything else is in use, and physical memory at its
+//! peak is what the live blocks touch at their peak.
+//!
+//! ```text
+//!                allocate                         finish, all calls done
+//!  free bytes ─────────────► Ready: the block  ◄───────────────────────── Run(plan): reserved, calls to be made
+//!      ▲    └──────────────► Run(plan) ──────── finish, a call failed ──► everything as the calls left it, bytes free again
+//!      │ all bytes of the chunk free            Ask, Wait: events first; NoRoom; Addresses: more are needed
+//!      └──────────────────── free
+//! ```
+//!
+//! A chunk of more than one granule lies wholly under one block or under none: where a block would cover part of one, the chunk
+//! is made anew in parts first (nothing lives in it, so nothing is copied). At granules that blocks share, their chunk is a
+//! single granule.
+//!
+//! The pool calls nobody, reads no clock and takes no lock; see [`Plan`].
+//!
+//! # Invariants
+//! [`Pool::check`] names and tests them all. The main ones: no two blocks share a byte; every byte of a block is mapped, by a chunk that
+//! is used at this mapping and at no other; a free byte is usable at exactly one address; bytes are conserved.
+
+mod check;
+mod chunks;
+mod config;
+mod place;
+mod plan;
+mod release;
+mod runs;
+mod stats;
+mod views;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{AddressSpace, GiveBackError};
+pub use chunks::ChunkId;
+use chunks::{Chunks, State};
+pub use config::Config;
+use plan::Aim;
+pub use plan::{Backing, Call, Plan};
+pub use release::Watermarks;
+use runs::{Owner, Run, Runs};
+use stats::Counters;
+pub use stats::{ClassStats, Stats};
+use views::{ViewId, Views};
+
+/// A queue of device work, by a number of the caller's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stream(pub u64);
+
+/// A point in a stream's work, counted by the caller; later work has larger ones. Work that is at a mark has done all before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mark(pub u64);
+
+/// What is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes. Nothing gets a block of its own, too.
+    pub size: u64,
+    /// Its address is a multiple of this (and of the quantum). A power of two, at most a granule.
+    pub align: u64,
+    /// Whose work will use it.
+    pub stream: Stream,
+    /// The caller has just told, with [`Pool::done`], how far the streams that were asked for are.
+    pub asked: bool,
+}
+
+/// What an allocation needs next.
+#[derive(Debug)]
+pub enum Step {
+    /// Nothing: this is the block.
+    Ready(u64),
+    /// Calls of the driver; then [`Pool::finish`] gives the block.
+    Run(Plan),
+    /// Memory is free on other streams. Tell how far these are, then ask again with `asked`.
+    Ask(Vec<Stream>),
+    /// There is no room but what work still uses that nobody waits for otherwise. When a stream is past its mark, tell, and ask again.
+    Wait(Vec<(Stream, Mark)>),
+    /// It would take so many physical bytes more than the limit leaves.
+    NoRoom(u64),
+    /// So many bytes of addresses, in one range, are needed: [`Pool::add_range`].
+    Addresses(u64),
+}
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its first address.
+    pub at: u64,
+    /// The bytes that were asked for.
+    pub size: u64,
+    /// The bytes that it takes.
+    pub len: u64,
+    /// Whose work it was made for.
+    pub stream: Stream,
+}
+
+/// What became of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finished {
+    /// All calls were made; this is the block that they were for.
+    Block(u64),
+    /// All calls were made.
+    Less,
+    /// Not all were made. The books are as the calls left them; what was reserved is free again.
+    Failed,
+}
+
+/// A free that is none.
+pub type FreeError = GiveBackError;
+
+/// A freed block that other streams still use.
+#[derive(Clone, Debug)]
+struct Late {
+    block: Block,
+    mark: Mark,
+    stream: Stream,
+    others: Vec<(Stream, Mark)>,
+}
+
+/// A pool; see the module's documentation.
+#[derive(Debug)]
+pub struct Pool {
+    config: Config,
+    /// Addresses with nothing mapped that nobody has reserved.
+    space: AddressSpace,
+    runs: Runs,
+    live: BTreeMap<u64, Block>,
+    late: Vec<Late>,
+    chunks: Chunks,
+    views: Views,
+    /// Mappings that nobody needs, and the work that may still use them.
+    stale: BTreeMap<u64, (Stream, Mark)>,
+    /// Chunks that have lost their home in a failure: to be released.
+    orphans: BTreeSet<ChunkId>,
+    /// How far each stream was when it was last told.
+    done: BTreeMap<Stream, Mark>,
+    counters: Counters,
+    /// Most active bytes since the last [`Pool::tick`], and in the time before it.
+    demand: [u64; 2],
+}
+
+impl Pool {
+    /// An empty pool without addresses.
+    ///
+    /// # Panics
+    /// If the granule is not a multiple of the quantum, or either is 0.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        assert!(
+            config.quantum > 0 && config.granule > 0 && config.granule.is_multiple_of(config.quantum),
+            "a granule of {} bytes cannot be cut into {}",
+            config.granule,
+            config.quantum
+        );
+        Self {
+            config,
+            space: AddressSpace::new(),
+            runs: Runs::new(config.granule),
+            live: BTreeMap::new(),
+            late: Vec::new(),
+            chunks: Chunks::default(),
+            views: Views::default(),
+            stale: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            done: BTreeMap::new(),
+            counters: Counters::default(),
+            demand: [0; 2],
+        }
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Changes the physical bytes that it may have. It keeps what it has.
+    pub const fn set_limit(&mut self, limit: u64) {
+        self.config.limit = limit;
+    }
+
+    /// Adds reserved addresses. `false` (and no change) if they overlap others or are not whole granules.
+    #[must_use]
+    pub fn add_range(&mut self, start: u64, len: u64) -> bool {
+        start.is_multiple_of(self.config.granule)
+            && len.is_multiple_of(self.config.granule)
+            && self.space.add_range(start, len)
+    }
+
+    /// The live block that contains an address. Padding behind what was asked for belongs to nobody.
+    #[must_use]
+    pub fn find(&self, at: u64) -> Option<Block> {
+        let (_, block) = self.live.range(..=at).next_back()?;
+        (at - block.at < block.size.max(1)).then_some(*block)
+    }
+
+    /// All live blocks, by address.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
+        self.live.values().copied()
+    }
+
+    /// Frees a block whose last use is work of `stream` up to `mark`. There it may be used again at once, elsewhere when the
+    /// stream is past the mark; if `others` use it, by nobody before they are past theirs.
+    ///
+    /// # Errors
+    /// [`FreeError`] if no live block begins there; nothing changes.
+    pub fn free(
+        &mut self,
+        at: u64,
+        stream: Stream,
+        mark: Mark,
+        others: &[(Stream, Mark)],
+    ) -> Result<Block, FreeError> {
+        let Some(block) = self.live.remove(&at) else {
+            return Err(match self.find(at) {
+                Some(_) => FreeError::Inner(at),
+                None => FreeError::NotLive(at),
+            });
+        };
+        self.counters.freed(&block);
+        let late: Vec<(Stream, Mark)> = others
+            .iter()
+            .copied()
+            .filter(|&(other, mark)| other != stream && !self.is_done(other, mark))
+            .collect();
+        if late.is_empty() {
+            self.give(block.at, block.len, Owner::Stream(stream), mark);
+        } else {
+            self.counters.late += block.len;
+            self.late.push(Late {
+                block,
+                mark,
+                stream,
+                others: late,
+            });
+        }
+        Ok(block)
+    }
+
+    /// A stream's work has come to this mark (or further): what it used before is free for all.
+    pub fn done(&mut self, stream: Stream, mark: Mark) {
+        let known = self.done.entry(stream).or_insert(mark);
+        *known = (*known).max(mark);
+        let mark = *known;
+        for (at, len) in self.runs.take_done(stream, mark) {
+            self.give(at, len, Owner::Anyone, Mark(0));
+        }
+        if !self.late.is_empty() {
+            let mut late = std::mem::take(&mut self.late);
+            late.retain_mut(|late| {
+                late.others.retain(|&(other, mark)| !self.is_done(other, mark));
+                if late.others.is_empty() {
+                    self.counters.late -= late.block.len;
+                    let owner = if self.is_done(late.stream, late.mark) {
+                        Owner::Anyone
+                    } else {
+                        Owner::Stream(late.stream)
+                    };
+                    self.give(late.block.at, late.block.len, owner, late.mark);
+                }
+                !late.others.is_empty()
+            });
+            self.late.append(&mut late);
+        }
+    }
+
+    /// All work of all streams is done. Streams that are not used any more are forgotten.
+    pub fn all_done(&mut self) {
+        let mut streams = self.runs.streams();
+        streams.extend(self.late.iter().flat_map(|late| late.others.iter().map(|o| o.0)));
+        streams.extend(self.late.iter().map(|late| late.stream));
+        streams.sort_unstable();
+        streams.dedup();
+        for stream in &streams {
+            self.done(*stream, Mark(u64::MAX));
+        }
+        // What became free late belonged to its own stream for a moment.
+        for stream in streams {
+            self.done(stream, Mark(u64::MAX));
+        }
+        for last in self.stale.values_mut() {
+            last.1 = Mark(0);
+        }
+        self.views.settled();
+        self.done.clear();
+    }
+
+    /// A stream is gone, its work done. Its number may come again for another one.
+    pub fn end(&mut self, stream: Stream) {
+        self.done(stream, Mark(u64::MAX));
+        self.done.remove(&stream);
+        self.views.ended(stream);
+        for last in self.stale.values_mut().filter(|last| last.0 == stream) {
+            last.1 = Mark(0);
+        }
+    }
+
+    fn is_done(&self, stream: Stream, mark: Mark) -> bool {
+        mark == Mark(0) || self.done.get(&stream).is_some_and(|done| *done >= mark)
+    }
+
+    /// Enters the result of a plan of which the first `done` calls were made.
+    pub fn finish(&mut self, plan: Plan, done: usize) -> Finished {
+        let Plan {
+            calls,
+            aim,
+            held,
+            chunks,
+            ranges,
+            unmaps,
+            kept,
+            swept: _,
+        } = plan;
+        self.counters.in_plans -= 1;
+        let all = done >= calls.len();
+        for call in &calls[..done.min(calls.len())] {
+            self.enter(call, &kept);
+        }
+        for (at, run) in held {
+            self.give(at, run.len, run.owner, run.mark);
+        }
+        let view = match aim {
+            Aim::Block { at, view: true, .. } => Some(at),
+            _ => None,
+        };
+        let mut parts = Vec::new();
+        for (id, owner, mark) in chunks {
+            let Some(chunk) = self.chunks.get(id) else {
+                continue;
+            };
+            if chunk.state != State::Held {
+                continue;
+            }
+            if !chunk.exists {
+                self.chunks.undraft(id);
+                continue;
+            }
+            let (home, len) = (chunk.home, chunk.len);
+            if let Some(view) = view {
+                let here = ranges.iter().find(|(start, _)| *start == view);
+                parts.extend(
+                    chunk
+                        .maps
+                        .iter()
+                        .filter(|&&at| here.is_some_and(|(start, n)| at >= *start && at - start < *n))
+                        .map(|&at| (at, id)),
+                );
+            }
+            if chunk.maps.contains(&home) {
+                self.chunks.set(id, State::Idle);
+                self.count_idler(id);
+                self.give(home, len, owner, mark);
+            } else {
+                self.orphans.insert(id);
+            }
+        }
+        for (at, last) in unmaps {
+            if self.chunks.at(at).is_some() {
+                self.stale.insert(at, last);
+            }
+        }
+        for (at, len) in kept {
+            self.settle(at, len);
+        }
+        parts.sort_unstable();
+        for (at, len) in ranges {
+            for (gap, n) in self.chunks.gaps(at, len) {
+                self.give_addresses(gap, n);
+            }
+        }
+        match aim {
+            Aim::Block {
+                at,
+                size,
+                len,
+                stream,
+                view,
+            } if all => {
+                if view {
+                    let bytes = self.config.up(len);
+                    let id = self.views.add(at, bytes, parts, stream);
+                    self.open_view(id, stream);
+                }
+                self.put(at, size, len, stream);
+                Finished::Block(at)
+            }
+            Aim::Block { .. } => {
+                // A view that was not completed: its mappings serve nobody.
+                for (at, _) in parts {
+                    self.stale.insert(at, (Stream(0), Mark(0)));
+                }
+                self.counters.failed += 1;
+                Finished::Failed
+            }
+            Aim::Less if all => Finished::Less,
+            Aim::Less => {
+                self.counters.failed += 1;
+                Finished::Failed
+            }
+        }
+    }
+
+    /// Enters one call that was made.
+    fn enter(&mut self, call: &Call, kept: &[(u64, u64)]) {
+        match *call {
+            // What is free for all now is found when somebody asks for it: until then free bytes stay joined as they are, and a
+            // program with one stream meets the same places again.
+            Call::Wait { stream, mark } => {
+                let known = self.done.entry(stream).or_insert(mark);
+                *known = (*known).max(mark);
+            }
+            Call::Create { chunk, len } => {
+                self.chunks.created(chunk);
+                self.counters.created += len;
+            }
+            Call::Map { chunk, at, .. } => {
+                self.chunks.mapped(chunk, at);
+                self.counters.maps += 1;
+            }
+            Call::Unmap { chunk, at, len } => {
+                let home = self.chunks.get(chunk).is_some_and(|chunk| chunk.home == at);
+                self.chunks.unmapped(chunk, at);
+                self.counters.unmaps += 1;
+                // Where parts of the chunk are to come, addresses are settled when the plan ends.
+                if !home && !kept.iter().any(|(start, _)| *start == at) {
+                    self.views.unmapped(at);
+                    self.stale.remove(&at);
+                    self.give_addresses(at, len);
+                }
+            }
+            Call::Release { chunk, len } => {
+                self.chunks.released(chunk);
+                self.orphans.remove(&chunk);
+                self.counters.released += len;
+            }
+        }
+        self.counters.physical_peak = self.counters.physical_peak.max(self.chunks.physical());
+    }
+
+    /// A part of a view was to be mapped anew: the view goes on, or what is left of it there goes.
+    fn settle(&mut self, at: u64, len: u64) {
+        let mapped: Vec<(u64, ChunkId)> = self
+            .chunks
+            .over(at, len)
+            .into_iter()
+            .map(|(start, _, id)| (start, id))
+            .collect();
+        let gaps = self.chunks.gaps(at, len);
+        let whole = gaps.is_empty() && mapped.iter().all(|(_, id)| self.is_idle(*id));
+        if mapped.len() == 1 && whole && self.views.wants(at) {
+            // Nothing was done.
+            return;
+        }
+        if whole && self.views.replace(at, &mapped) {
+            return;
+        }
+        let last = self.views.last_at(at).unwrap_or((Stream(0), Mark(0)));
+        let unneeded = self.views.kill_at(at);
+        self.views.unmapped(at);
+        self.strand(unneeded, last);
+        if self.chunks.at(at).is_none() {
+            self.stale.remove(&at);
+        }
+        self.strand(mapped, last);
+        for (gap, n) in gaps {
+            self.give_addresses(gap, n);
+        }
+    }
+
+    fn is_idle(&self, id: ChunkId) -> bool {
+        self.chunks
+            .get(id)
+            .is_some_and(|chunk| chunk.state == State::Idle)
+    }
+
+    fn give_addresses(&mut self, at: u64, len: u64) {
+        let given = self.space.give_back(at, len);
+        debug_assert!(given.is_ok(), "{at:#x}+{len:#x} was not taken");
+    }
+
+    /// Adds free, mapped bytes, and finds the chunks that are idle with them.
+    fn give(&mut self, at: u64, len: u64, owner: Owner, mark: Mark) {
+        if len == 0 {
+            return;
+        }
+        let (start, run, [new, new_end]) = self.runs.insert(at, len, owner, mark);
+        let end = start + run.len;
+        for (from, n, id) in self.chunks.over(new, new_end - new) {
+            let used_here = self
+                .chunks
+                .get(id)
+                .is_some_and(|chunk| chunk.state == State::Active(from));
+            if used_here && start <= from && from + n <= end {
+                self.retire(id, from, n, run);
+            }
+        }
+    }
+
+    /// Nothing lives in an active chunk any more.
+    fn retire(&mut self, id: ChunkId, at: u64, len: u64, run: Run) {
+        let Some(home) = self.chunks.get(id).map(|chunk| chunk.home) else {
+            return;
+        };
+        self.chunks.set(id, State::Idle);
+        self.count_idler(id);
+        if at != home {
+            let taken = self.runs.take(at, len);
+            debug_assert!(taken.is_some(), "a retired chunk's bytes are free");
+            let last = match run.owner {
+                Owner::Stream(stream) => (stream, run.mark),
+                Owner::Anyone => (Stream(0), Mark(0)),
+            };
+            let unneeded = self.views.leave(at, last);
+            self.strand(unneeded, last);
+            self.give(home, len, run.owner, run.mark);
+        }
+    }
+
+    /// These mappings serve nobody any more.
+    fn strand(&mut self, mappings: Vec<(u64, ChunkId)>, last: (Stream, Mark)) {
+        for (at, _) in mappings {
+            self.stale.insert(at, last);
+        }
+    }
+
+    fn count_idler(&mut self, id: ChunkId) {
+        if let Some(chunk) = self.chunks.get(id) {
+            for at in chunk.aliases() {
+                self.views.idler(at);
+            }
+        }
+    }
+
+    fn count_busier(&mut self, id: ChunkId) {
+        if let Some(chunk) = self.chunks.get(id) {
+            for at in chunk.aliases() {
+                self.views.busier(at);
+            }
+        }
+    }
+
+    /// Uses an idle chunk at one of its mappings.
+    fn activate(&mut self, id: ChunkId, at: u64) {
+        self.chunks.set(id, State::Active(at));
+        self.count_busier(id);
+        self.counters.active_peak = self.counters.active_peak.max(self.chunks.active_bytes());
+        self.demand[0] = self.demand[0].max(self.chunks.active_bytes());
+    }
+
+    /// Brings the idle chunks of a view under its addresses, as free bytes of the stream.
+    fn open_view(&mut self, id: ViewId, stream: Stream) {
+        let Some((parts, at, len)) = self
+            .views
+            .get(id)
+            .map(|view| (view.parts.clone(), view.at, view.len))
+        else {
+            return;
+        };
+        let mut mark = Mark(0);
+        for (start, chunk) in parts {
+            if let Some((home, n)) = self.chunks.get(chunk).map(|chunk| (chunk.home, chunk.len)) {
+                for (_, run) in self.runs.take_all(home, n) {
+                    mark = mark.max(run.mark);
+                }
+                self.activate(chunk, start);
+                self.views.enter(start);
+            }
+        }
+        self.views.used(id);
+        self.runs.insert(at, len, Owner::Stream(stream), mark);
+    }
+
+    /// Makes a block of free bytes.
+    fn put(&mut self, at: u64, size: u64, len: u64, stream: Stream) -> Block {
+        let taken = self.runs.take_all(at, len);
+        debug_assert_eq!(
+            taken.iter().map(|(_, run)| run.len).sum::<u64>(),
+            len,
+            "{at:#x}+{len:#x} is free"
+        );
+        for (from, _, id) in self.chunks.over(at, len) {
+            if self
+                .chunks
+                .get(id)
+                .is_some_and(|chunk| chunk.state == State::Idle)
+            {
+                self.activate(id, from);
+            }
+        }
+        let block = Block {
+            at,
+            size,
+            len,
+            stream,
+        };
+        self.live.insert(at, block);
+        self.counters.allocated(&block);
+        block
+    }
+}

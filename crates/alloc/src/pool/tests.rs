@@ -1,0 +1,478 @@
+//! The pool against a tiny card: every byte of physical memory is a cell that knows whose it is and who used it last.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+mod bugs;
+mod steady;
+
+const GRANULE: u64 = 8;
+
+/// A card of cells, with a driver that takes every call at its word and checks it.
+#[derive(Debug, Default)]
+pub(super) struct Card {
+    chunks: BTreeMap<ChunkId, Vec<Cell>>,
+    maps: BTreeMap<u64, (ChunkId, u64)>,
+    /// The last work at each mapping.
+    used: BTreeMap<u64, (Stream, Mark)>,
+    /// How far streams are.
+    progress: BTreeMap<Stream, Mark>,
+    /// The most work that was handed to each stream.
+    handed: BTreeMap<Stream, Mark>,
+    pub(super) calls: u64,
+    /// The number of the call that fails.
+    pub(super) fails_at: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    /// The block that holds it; 0: none.
+    owner: u64,
+    last: Option<(Stream, Mark)>,
+}
+
+impl Card {
+    pub(super) fn physical(&self) -> u64 {
+        self.chunks.values().map(|cells| cells.len() as u64).sum()
+    }
+
+    fn cell(&mut self, at: u64) -> (&mut Cell, u64) {
+        let (&start, &(id, len)) = self.maps.range(..=at).next_back().expect("a mapping");
+        assert!(at - start < len, "nothing is mapped at {at:#x}");
+        let cells = self.chunks.get_mut(&id).expect("the chunk exists");
+        (&mut cells[usize::try_from(at - start).unwrap()], start)
+    }
+
+    pub(super) fn is_done(&self, (stream, mark): (Stream, Mark)) -> bool {
+        self.progress.get(&stream).is_some_and(|done| *done >= mark) || mark == Mark(0)
+    }
+
+    /// Work of `stream` writes the block.
+    pub(super) fn write(&mut self, block: u64, at: u64, len: u64, stream: Stream) {
+        for byte in at..at + len {
+            let progress = self.progress.clone();
+            let (cell, _) = self.cell(byte);
+            assert_eq!(cell.owner, 0, "{byte:#x} of block {block} is another block's");
+            if let Some((last, mark)) = cell.last {
+                assert!(
+                    last == stream || progress.get(&last).is_some_and(|done| *done >= mark),
+                    "{byte:#x} is still used by {last:?} up to {mark:?}"
+                );
+            }
+            cell.owner = block;
+        }
+    }
+
+    /// The block is read a last time and freed; the work that uses it ends at the marks.
+    pub(super) fn free(&mut self, block: u64, at: u64, len: u64, last: (Stream, Mark)) {
+        for byte in at..at + len {
+            let (cell, start) = self.cell(byte);
+            assert_eq!(cell.owner, block, "{byte:#x} was overwritten");
+            *cell = Cell {
+                owner: 0,
+                last: Some(last),
+            };
+            self.used.insert(start, last);
+        }
+    }
+
+    pub(super) fn next_mark(&mut self, stream: Stream) -> Mark {
+        let handed = self.handed.entry(stream).or_insert(Mark(0));
+        handed.0 += 1;
+        *handed
+    }
+
+    pub(super) fn progress(&self, stream: Stream) -> Mark {
+        self.progress.get(&stream).copied().unwrap_or(Mark(0))
+    }
+
+    /// The stream does all that it has.
+    pub(super) fn advance(&mut self, stream: Stream) {
+        let handed = self.handed.get(&stream).copied().unwrap_or(Mark(0));
+        self.progress.insert(stream, handed);
+    }
+}
+
+impl Backing for Card {
+    type Error = u64;
+
+    fn call(&mut self, call: &Call) -> Result<(), u64> {
+        self.calls += 1;
+        if self.fails_at == Some(self.calls) {
+            return Err(self.calls);
+        }
+        match *call {
+            Call::Wait { stream, mark } => {
+                let done = self.progress.entry(stream).or_insert(mark);
+                *done = (*done).max(mark);
+            }
+            Call::Create { chunk, len } => {
+                assert!(len > 0 && len.is_multiple_of(GRANULE));
+                let cells = vec![Cell::default(); usize::try_from(len).unwrap()];
+                assert!(self.chunks.insert(chunk, cells).is_none(), "{chunk:?} twice");
+            }
+            Call::Map { chunk, at, len } => {
+                assert_eq!(self.chunks[&chunk].len() as u64, len);
+                assert_eq!(at % GRANULE, 0);
+                let before = self.maps.range(..at + len).next_back();
+                assert!(
+                    before.is_none_or(|(start, (_, n))| start + n <= at),
+                    "mapped over another"
+                );
+                self.maps.insert(at, (chunk, len));
+            }
+            Call::Unmap { chunk, at, len } => {
+                assert_eq!(self.maps.remove(&at), Some((chunk, len)));
+                if let Some(last) = self.used.remove(&at) {
+                    assert!(self.is_done(last), "{last:?} still uses the mapping at {at:#x}");
+                }
+            }
+            Call::Release { chunk, len } => {
+                assert!(
+                    self.maps.values().all(|(id, _)| *id != chunk),
+                    "released while mapped"
+                );
+                let cells = self.chunks.remove(&chunk).expect("it exists");
+                assert_eq!(cells.len() as u64, len);
+                assert!(
+                    cells.iter().all(|cell| cell.owner == 0),
+                    "released while a block lives in it"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn small(limit: u64) -> Pool {
+    let mut config = Config::for_granule(GRANULE);
+    config.quantum = 1;
+    config.chunk_max = 4 * GRANULE;
+    config.views_max = 6;
+    config.limit = limit;
+    let mut pool = Pool::new(config);
+    assert!(pool.add_range(1 << 20, 1 << 20));
+    pool
+}
+
+/// A pool, its card, and who holds what.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) pool: Pool,
+    pub(super) card: Card,
+    pub(super) live: Vec<(u64, u64, u64, Stream)>,
+    pub(super) plans: Vec<(Plan, usize, u64)>,
+    next: u64,
+}
+
+impl World {
+    pub(super) fn new(limit: u64) -> Self {
+        Self {
+            pool: small(limit),
+            card: Card::default(),
+            live: Vec::new(),
+            plans: Vec::new(),
+            next: 1,
+        }
+    }
+
+    /// Up to the point where calls of the driver are needed. The address, if there was none.
+    pub(super) fn begin(&mut self, size: u64, align: u64, stream: Stream) -> Option<u64> {
+        let mut request = Request {
+            size,
+            align,
+            stream,
+            asked: false,
+        };
+        for _ in 0..8 {
+            match self.pool.allocate(request) {
+                Step::Ready(at) => {
+                    self.enter(at, stream);
+                    return Some(at);
+                }
+                Step::Run(plan) => {
+                    self.plans.push((plan, 0, size));
+                    return None;
+                }
+                Step::Ask(streams) => {
+                    assert!(!request.asked);
+                    for stream in streams {
+                        self.pool.done(stream, self.card.progress(stream));
+                    }
+                    request.asked = true;
+                }
+                Step::Wait(works) => {
+                    for (stream, mark) in works {
+                        assert!(
+                            !self.card.is_done((stream, mark)) || self.pool.done.get(&stream) < Some(&mark)
+                        );
+                        self.card.advance(stream);
+                        self.pool.done(stream, self.card.progress(stream));
+                    }
+                }
+                Step::NoRoom(short) => {
+                    if self.plans.is_empty() {
+                        let stats = self.pool.stats();
+                        let room = stats.idle + self.pool.config.limit.saturating_sub(stats.reserved);
+                        let need = self.pool.config.up(self.pool.config.round(size).unwrap());
+                        assert!(room < need, "{room} bytes hold {need}");
+                        assert!(short > 0 && short <= need);
+                    }
+                    return None;
+                }
+                Step::Addresses(_) => return None,
+            }
+        }
+        panic!("an allocation goes in circles");
+    }
+
+    fn enter(&mut self, at: u64, stream: Stream) {
+        let block = self.pool.find(at).expect("it lives");
+        assert_eq!((block.at, block.stream), (at, stream));
+        self.card.write(self.next, at, block.len, stream);
+        self.live.push((self.next, at, block.len, stream));
+        self.next += 1;
+    }
+
+    /// One call of a plan; the end of the plan if there is none left, or it fails.
+    pub(super) fn step(&mut self, index: usize) -> Option<Finished> {
+        let (plan, done, size) = &mut self.plans[index];
+        let failed = match plan.calls().get(*done) {
+            Some(call) => match self.card.call(call) {
+                Ok(()) => {
+                    *done += 1;
+                    false
+                }
+                Err(_) => true,
+            },
+            None => false,
+        };
+        if !failed && *done < plan.calls().len() {
+            return None;
+        }
+        let (done, size) = (*done, *size);
+        let (plan, _, _) = self.plans.remove(index);
+        let stream = match plan.aim {
+            Aim::Block { stream, .. } => Some(stream),
+            Aim::Less => None,
+        };
+        let finished = self.pool.finish(plan, done);
+        assert_eq!(matches!(finished, Finished::Failed), failed);
+        if let (Finished::Block(at), Some(stream)) = (finished, stream) {
+            assert_eq!(self.pool.find(at).map(|block| block.size), Some(size));
+            self.enter(at, stream);
+        }
+        Some(finished)
+    }
+
+    pub(super) fn finish_all(&mut self) {
+        while !self.plans.is_empty() {
+            self.step(0);
+        }
+    }
+
+    /// At once; the address.
+    pub(super) fn allocate(&mut self, size: u64, stream: Stream) -> Option<u64> {
+        if let Some(at) = self.begin(size, 1, stream) {
+            return Some(at);
+        }
+        let mut last = None;
+        while !self.plans.is_empty() {
+            last = self.step(0).or(last);
+        }
+        match last {
+            Some(Finished::Block(at)) => Some(at),
+            _ => None,
+        }
+    }
+
+    pub(super) fn free(&mut self, index: usize, others: &[Stream]) {
+        let (block, at, len, stream) = self.live.swap_remove(index);
+        let mark = self.card.next_mark(stream);
+        self.card.free(block, at, len, (stream, mark));
+        let mut uses = Vec::new();
+        for other in others.iter().filter(|other| **other != stream) {
+            // The last word of each cell is the first stream's: the others' is checked by what may happen next.
+            uses.push((*other, self.card.next_mark(*other)));
+        }
+        if let Some(&last) = uses.last() {
+            for byte in at..at + len {
+                self.card.cell(byte).0.last = Some(last);
+            }
+        }
+        let freed = self.pool.free(at, stream, mark, &uses).expect("it lives");
+        assert_eq!(freed.at, at);
+        assert_eq!(self.pool.free(at, stream, mark, &[]), Err(FreeError::NotLive(at)));
+    }
+
+    pub(super) fn free_at(&mut self, at: u64) {
+        let index = self
+            .live
+            .iter()
+            .position(|block| block.1 == at)
+            .expect("it lives");
+        self.free(index, &[]);
+    }
+
+    pub(super) fn check(&self) {
+        if let Err(what) = self.pool.check() {
+            panic!("{what}");
+        }
+        if self.plans.is_empty() {
+            assert_eq!(self.card.physical(), self.pool.physical().0, "physical bytes");
+            assert_eq!(self.card.maps.len(), self.pool.chunks.mappings(), "mappings");
+        }
+        for (at, run) in self.pool.runs.iter() {
+            if let Owner::Stream(stream) = run.owner {
+                let handed = self.card.handed.get(&stream).copied().unwrap_or(Mark(0));
+                assert!(
+                    run.mark <= handed,
+                    "{at:#x} waits for {:?} of {stream:?}",
+                    run.mark
+                );
+            }
+        }
+        let stats = self.pool.stats();
+        assert_eq!(stats.blocks as usize, self.live.len());
+        assert_eq!(
+            stats.allocated,
+            self.live.iter().map(|block| block.2).sum::<u64>()
+        );
+    }
+
+    /// Everything goes; nothing may be left anywhere.
+    pub(super) fn end(mut self) {
+        self.card.fails_at = None;
+        self.finish_all();
+        while !self.live.is_empty() {
+            self.free(0, &[]);
+        }
+        for stream in 0..4 {
+            self.card.advance(Stream(stream));
+            self.pool.done(Stream(stream), self.card.progress(Stream(stream)));
+        }
+        for _ in 0..3 {
+            if let Some(plan) = self.pool.trim() {
+                self.plans.push((plan, 0, 0));
+                self.finish_all();
+            }
+        }
+        self.check();
+        let stats = self.pool.stats();
+        assert_eq!(
+            (stats.reserved, stats.mapped, stats.active, stats.chunks),
+            (0, 0, 0, 0)
+        );
+        assert_eq!(stats.created_total, stats.released_total);
+        assert_eq!(self.pool.space.free_total(), 1 << 20, "addresses");
+        assert_eq!(self.pool.space.largest_free(), 1 << 20, "addresses in one piece");
+        assert_eq!(self.pool.runs.len(), 0);
+        assert!(self.card.chunks.is_empty() && self.card.maps.is_empty());
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Allocate { size: u64, align: u32, stream: u64 },
+    Free { which: prop::sample::Index, others: u8 },
+    Advance(u64),
+    Tell(u64),
+    Step(prop::sample::Index),
+    Finish,
+    Release(u64),
+    Trim,
+    AllDone,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let size = prop_oneof![4 => 1u64..8, 3 => 1u64..70, 2 => (1u64..9).prop_map(|n| n * GRANULE)];
+    prop_oneof![
+        10 => (size, 0u32..4, 0u64..3).prop_map(|(size, align, stream)| Op::Allocate { size, align, stream }),
+        8 => (any::<prop::sample::Index>(), 0u8..8).prop_map(|(which, others)| Op::Free { which, others }),
+        2 => (0u64..3).prop_map(Op::Advance),
+        2 => (0u64..3).prop_map(Op::Tell),
+        8 => any::<prop::sample::Index>().prop_map(Op::Step),
+        4 => Just(Op::Finish),
+        1 => (1u64..100).prop_map(Op::Release),
+        1 => Just(Op::Trim),
+        1 => Just(Op::AllDone),
+    ]
+}
+
+fn play(ops: Vec<Op>, limit: u64, fails: Option<u64>, at_once: bool) {
+    let mut world = World::new(limit);
+    world.card.fails_at = fails;
+    for op in ops {
+        match op {
+            Op::Allocate { size, align, stream } => {
+                world.begin(size, 1 << align, Stream(stream));
+            }
+            Op::Free { which, others } => {
+                if !world.live.is_empty() {
+                    let others: Vec<Stream> = (0..3)
+                        .filter(|n| others & 4 != 0 && *n != 2 && others >> n & 1 == 1)
+                        .map(Stream)
+                        .collect();
+                    world.free(which.index(world.live.len()), &others);
+                }
+            }
+            Op::Advance(stream) => world.card.advance(Stream(stream)),
+            Op::Tell(stream) => {
+                let progress = world.card.progress(Stream(stream));
+                world.pool.done(Stream(stream), progress);
+            }
+            Op::Step(which) => {
+                if !world.plans.is_empty() {
+                    world.step(which.index(world.plans.len()));
+                }
+            }
+            Op::Finish => world.finish_all(),
+            Op::Release(bytes) => {
+                if let Some(plan) = world.pool.release(bytes) {
+                    world.plans.push((plan, 0, 0));
+                }
+            }
+            Op::Trim => {
+                if let Some(plan) = world.pool.trim() {
+                    world.plans.push((plan, 0, 0));
+                }
+            }
+            Op::AllDone => {
+                for stream in 0..3 {
+                    world.card.advance(Stream(stream));
+                }
+                world.pool.all_done();
+            }
+        }
+        if at_once {
+            world.finish_all();
+        }
+        world.check();
+    }
+    world.end();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Any operations, with plans of several threads under way at once, their calls interleaved.
+    #[test]
+    fn no_byte_has_two_owners_and_none_is_lost(ops in prop::collection::vec(op(), 1..120), limit in 40u64..600) {
+        play(ops, limit, None, false);
+    }
+
+    /// The same, and some call fails.
+    #[test]
+    fn a_failed_call_leaves_the_books_exact(ops in prop::collection::vec(op(), 1..60), fails in 1u64..60) {
+        play(ops, 500, Some(fails), false);
+    }
+
+    /// One thread: every plan is done before the next operation.
+    #[test]
+    fn one_thread_at_a_time(ops in prop::collection::vec(op(), 1..200), limit in 40u64..400) {
+        play(ops, limit, None, true);
+    }
+}

@@ -419,7 +419,10 @@ fn wait_for_lease(
             return Ok(());
         }
         match state.asks.get(&ask) {
-            None => return Ok(()),
+            None => {
+                state.ask_ahead(core, short);
+                return Ok(());
+            }
             Some(open) => {
                 if let Some(denied) = open.denied {
                     state.asks.remove(&ask);

@@ -45,6 +45,8 @@ pub struct Config {
     /// Nothing is oversubscribed: an allocation that has no room now fails now, and free memory is what could be had without anybody's
     /// eviction.
     pub strict: bool,
+    /// Most lease that is asked for before it is needed, when a program makes many small allocations; 0 for none.
+    pub ahead_max: Bytes,
     /// Where arena segments appear.
     pub host: Arc<dyn HostMemory>,
 }
@@ -80,6 +82,7 @@ impl Config {
             cache_max: Bytes::gib(1),
             chunk_max: Bytes::mib(128),
             strict: false,
+            ahead_max: Bytes::mib(64),
             host,
         }
     }

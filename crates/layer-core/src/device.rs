@@ -8,6 +8,7 @@ use ebb_device::{DeviceError, DeviceMemory};
 use ebb_protocol::ToDaemon;
 use ebb_units::{Bytes, DeviceUuid};
 
+use crate::ahead::Ahead;
 use crate::beside::Beside;
 use crate::core::{Core, before};
 use crate::engine::ExternalKind;
@@ -132,6 +133,7 @@ pub(crate) struct State {
     pub(crate) beside: Beside,
     /// When a program that retries got its early out-of-memory.
     pub(crate) early: Option<Instant>,
+    pub(crate) ahead: Ahead,
     pub(crate) counters: Counters,
     /// Counts [`Device::wake`]: who looked without the lock sees that something changed since.
     pub(crate) version: u64,
@@ -187,6 +189,7 @@ impl Device {
                 external: BTreeMap::new(),
                 beside: Beside::default(),
                 early: None,
+                ahead: Ahead::default(),
                 counters: Counters::default(),
                 version: 0,
             }),

@@ -510,6 +510,8 @@ impl Rig {
         config.busy_wait = LONG;
         config.usage_every = Duration::from_millis(1);
         config.cache_max = Bytes(64 * granule);
+        // Leases are what tests count.
+        config.ahead_max = Bytes::ZERO;
         // Small chunks, so that small allocations have several.
         config.chunk_max = Bytes(8 * granule);
         change(&mut config);

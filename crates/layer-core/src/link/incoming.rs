@@ -47,9 +47,13 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
             last,
         } => {
             if let Some(device) = by_slot(core, device) {
-                if let Some(open) = device.lock().asks.get_mut(&ask) {
+                let mut state = device.lock();
+                if !state.refused_ahead(ask)
+                    && let Some(open) = state.asks.get_mut(&ask)
+                {
                     open.denied = Some((reason, last));
                 }
+                drop(state);
                 device.wake();
             }
         }

@@ -586,3 +586,35 @@ fn a_child_answers_without_a_lock() {
     assert_eq!(rig.engine.report_json(), "{}");
     drop(held);
 }
+
+/// Handles of one granule each, hundreds of them one after the other, as communication libraries make them.
+#[test]
+fn many_small_allocations_in_a_row_ask_seldom() {
+    const N: u64 = 64;
+    let daemon = Daemon::start(Script::default());
+    let rig = Rig::with(Some(&daemon), Card::new(256 * G), 256 * G, G, |config| {
+        config.ahead_max = Bytes(16 * G);
+        config.cache_max = Bytes::ZERO;
+    });
+    let asked = std::cell::Cell::new(0);
+    let pointers: Vec<u64> = (0..N).map(|_| rig.alloc(G)).collect();
+    daemon.saw(|message| {
+        asked.set(asked.get() + u64::from(matches!(message, ToDaemon::Ask { .. })));
+        false
+    });
+    // How many exactly depends on how quickly the answers come; each row brings at least twice what one asks for.
+    assert!(
+        asked.get() <= N * 3 / 4,
+        "{} asks for {N} allocations",
+        asked.get()
+    );
+    let books = rig.books();
+    assert!(books.lease <= books.used + 16 * G, "{books:?}");
+    // What was not needed goes first and without a copy.
+    let end = daemon.reclaim(books.unused());
+    assert!(done(end) && end.copied == 0, "{end:?}");
+    for ptr in pointers {
+        rig.engine.free(ptr).unwrap();
+    }
+    rig.assert_gone_after_detach();
+}

@@ -138,6 +138,18 @@ pub enum ReclaimReason {
     Overcommitted,
 }
 
+impl ReclaimReason {
+    /// It is taken because somebody else needs it: without that the order is void.
+    pub(crate) const fn for_others(self) -> bool {
+        match self {
+            Self::Demand { .. } | Self::TurnEnded { .. } | Self::Guarantee { .. } | Self::Overcommitted => {
+                true
+            }
+            Self::IdleRelease | Self::LimitLowered | Self::Paused => false,
+        }
+    }
+}
+
 /// Something for the log: a decision's grounds, or an event that made no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -1,5 +1,6 @@
 //! Which tasks get in, and what of their requests holds where.
 
+use core::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use ebb_units::{Bytes, DeviceId, TaskId};
@@ -28,17 +29,11 @@ impl Arbiter {
             .keys()
             .map(|d| {
                 let taken = self.guaranteed_beside(task, *d);
-                (*d, self.managed(*d).saturating_sub(taken))
+                (*d, self.devices[d].managed().saturating_sub(taken))
             })
             .collect();
-        let mut undecided: Vec<Bytes> = self
-            .tasks
-            .iter()
-            .filter(|(id, t)| **id != task && t.guaranteed.is_empty())
-            .map(|(_, t)| t.spec.request)
-            .collect();
-        undecided.sort_unstable_by(|a, b| b.cmp(a));
-        for request in undecided {
+        let undecided = self.undecided.iter().filter(|(_, id)| *id != task);
+        for Reverse(request) in undecided.map(|(request, _)| *request) {
             if let Some(room) = rooms.values_mut().max() {
                 *room = room.saturating_sub(request);
             }
@@ -46,7 +41,7 @@ impl Arbiter {
         let refusal = |device: DeviceId, room: Bytes| Refusal::RequestsDoNotFit {
             device,
             request: spec.request,
-            requested: self.managed(device).saturating_sub(room),
+            requested: self.devices[&device].managed().saturating_sub(room),
             capacity: self.devices[&device].capacity,
             unmanaged: self.devices[&device].unmanaged,
         };
@@ -75,15 +70,16 @@ impl Arbiter {
         if !self.devices.contains_key(&device) {
             return;
         }
-        let room = self
-            .managed(device)
+        let room = self.devices[&device]
+            .managed()
             .saturating_sub(self.guaranteed_beside(task, device));
-        let Some(t) = self.tasks.get_mut(&task) else {
+        let Some(request) = self.tasks.get(&task).map(|t| t.spec.request) else {
             return;
         };
-        let request = t.spec.request;
         let guaranteed = request.min(room);
-        let before = t.guaranteed.insert(device, guaranteed);
+        let before = self
+            .edit_task(task, |t| t.guaranteed.insert(device, guaranteed))
+            .flatten();
         if guaranteed < request && before != Some(guaranteed) {
             out.push(Action::Note(Note::GuaranteeCut {
                 task,
@@ -96,20 +92,11 @@ impl Arbiter {
 
     /// Gives room that became free to tasks whose guarantees were cut, the oldest first.
     pub(crate) fn mend_guarantees(&mut self, out: &mut Vec<Action>) {
-        let cut: Vec<(TaskId, DeviceId)> = self
-            .tasks
-            .iter()
-            .flat_map(|(id, t)| {
-                t.guaranteed
-                    .iter()
-                    .filter(|(_, g)| **g < t.spec.request)
-                    .map(|(d, _)| (*id, *d))
-            })
-            .collect();
+        let cut: Vec<(TaskId, DeviceId)> = self.cut.iter().copied().collect();
         for (task, device) in cut {
             let before = self.tasks[&task].guaranteed(device);
-            let room = self
-                .managed(device)
+            let room = self.devices[&device]
+                .managed()
                 .saturating_sub(self.guaranteed_beside(task, device));
             // What was promised stays promised, even if the device shrank.
             if room > before {

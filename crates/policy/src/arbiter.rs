@@ -1,5 +1,6 @@
 //! [`Arbiter`]: the entry points, and what each event does to the ledger.
 
+use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
@@ -7,7 +8,7 @@ use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
 use crate::action::{Action, DenyReason, Depth, Note, ReclaimReason, Refusal};
 use crate::config::PolicyConfig;
 use crate::event::{AskId, AskKind, Event, Outcome, TaskSpec, Usage};
-use crate::state::{Ask, Client, Device, Rate, Task};
+use crate::state::{Ask, Client, Device, Task};
 use crate::time::Time;
 use crate::view::ClientState;
 
@@ -22,8 +23,22 @@ pub struct Arbiter {
     pub(crate) now: Time,
     pub(crate) devices: BTreeMap<DeviceId, Device>,
     pub(crate) tasks: BTreeMap<TaskId, Task>,
-    pub(crate) clients: BTreeMap<ClientId, Client>,
+    pub(crate) clients: BTreeMap<ClientId, Box<Client>>,
     pub(crate) last_order: u64,
+    /// When clients are to be looked at anew.
+    pub(crate) wakes: BTreeSet<(Time, ClientId)>,
+    /// When devices are to be.
+    pub(crate) rechecks: BTreeSet<(Time, DeviceId)>,
+    /// Devices on which something changed in this event.
+    pub(crate) dirty: Vec<DeviceId>,
+    /// Tasks whose pause waits.
+    pub(crate) put_off: BTreeSet<TaskId>,
+    /// Paused tasks of which nobody was told yet that they are off.
+    pub(crate) telling: BTreeSet<TaskId>,
+    /// Tasks that have not chosen a device yet, by what they request.
+    pub(crate) undecided: BTreeSet<(Reverse<Bytes>, TaskId)>,
+    /// Tasks whose request does not hold in full somewhere.
+    pub(crate) cut: BTreeSet<(TaskId, DeviceId)>,
 }
 
 impl Arbiter {
@@ -37,6 +52,13 @@ impl Arbiter {
             tasks: BTreeMap::new(),
             clients: BTreeMap::new(),
             last_order: 0,
+            wakes: BTreeSet::new(),
+            rechecks: BTreeSet::new(),
+            dirty: Vec::new(),
+            put_off: BTreeSet::new(),
+            telling: BTreeSet::new(),
+            undecided: BTreeSet::new(),
+            cut: BTreeSet::new(),
         }
     }
 
@@ -49,6 +71,10 @@ impl Arbiter {
     /// Decides by other numbers from now on. A change of them is not an event: replay it by the same call.
     pub fn set_config(&mut self, config: PolicyConfig) {
         self.config = config;
+        let clients: Vec<ClientId> = self.clients.keys().copied().collect();
+        for client in clients {
+            self.look(client);
+        }
     }
 
     /// Takes in one event and says what is to be done.
@@ -60,10 +86,9 @@ impl Arbiter {
 
     /// Like [`Self::handle`], appending to a buffer.
     pub fn handle_into(&mut self, now: Time, event: &Event, out: &mut Vec<Action>) {
-        self.account(now);
+        self.advance(now);
         self.apply(event, out);
         self.schedule(out);
-        self.note_states();
         debug_assert_eq!(self.check(), Ok(()), "after {event:?}");
     }
 
@@ -95,7 +120,7 @@ impl Arbiter {
                 overhead,
             } => self.joined(client, task, device, [lease, evicted, overhead], out),
             Event::ClientLeft { client } => {
-                if self.clients.remove(&client).is_none() {
+                if self.remove_client(client).is_none() {
                     ignored(out, format!("{client} left, but is not known"));
                 }
             }
@@ -107,12 +132,14 @@ impl Arbiter {
                 long,
             } => self.ask(client, ask, kind, bytes, long, out),
             Event::AskCancelled { client, ask } => {
-                if let Some(c) = self.known(client, out) {
+                if self.known(client, out) {
                     // An unknown ask is normal here: the cancellation crossed the answer.
-                    c.asks.retain(|a| a.id != ask);
-                    if c.restore_over() {
-                        c.owed_restore = false;
-                    }
+                    self.edit(client, |c| {
+                        c.asks.retain(|a| a.id != ask);
+                        if c.restore_over() {
+                            c.owed_restore = false;
+                        }
+                    });
                 }
             }
             Event::Returned { client, bytes } => {
@@ -143,65 +170,58 @@ impl Arbiter {
         }
     }
 
-    fn known(&mut self, client: ClientId, out: &mut Vec<Action>) -> Option<&mut Client> {
-        let known = self.clients.get_mut(&client);
-        if known.is_none() {
+    fn known(&self, client: ClientId, out: &mut Vec<Action>) -> bool {
+        let known = self.clients.contains_key(&client);
+        if !known {
             ignored(out, format!("{client} is not known"));
         }
         known
     }
 
     fn device(&mut self, device: DeviceId, capacity: Bytes, unmanaged: Bytes, out: &mut Vec<Action>) {
-        let config = &self.config;
-        let d = self.devices.entry(device).or_insert_with(|| Device {
-            capacity,
-            unmanaged,
-            peak: Bytes::ZERO,
-            gathering: None,
-            out: Rate::assumed(config.out_rate),
-            back: Rate::assumed(config.in_rate),
-            debt: 0,
-            floor: 0,
-            excused: false,
-        });
-        d.capacity = capacity;
-        d.unmanaged = unmanaged;
-        self.excuse(device, out);
-        let named: Vec<TaskId> = self
-            .tasks
-            .iter()
-            .filter(|(_, t)| t.named.contains(&device) && !t.guaranteed.contains_key(&device))
-            .map(|(id, _)| *id)
-            .collect();
-        for task in named {
-            self.guarantee(task, device, out);
+        match self.devices.get_mut(&device) {
+            Some(d) => {
+                d.capacity = capacity;
+                d.unmanaged = unmanaged;
+            }
+            None => {
+                self.devices
+                    .insert(device, Device::new(capacity, unmanaged, &self.config));
+                let named: Vec<TaskId> = self
+                    .tasks
+                    .iter()
+                    .filter(|(_, t)| t.named.contains(&device))
+                    .map(|(id, _)| *id)
+                    .collect();
+                for task in named {
+                    self.guarantee(task, device, out);
+                }
+            }
         }
+        if let Some(d) = self.devices.get_mut(&device) {
+            d.again = true;
+        }
+        self.touch_device(device);
+        self.excuse(device, None, out);
         self.mend_guarantees(out);
     }
 
     /// A figure grew by itself: the sums may be over for a while.
-    fn excuse(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let used = self.used(device);
-        if let Some(d) = self.devices.get_mut(&device)
-            && used > d.capacity
-            && !d.excused
-        {
+    fn excuse(&mut self, device: DeviceId, task: Option<TaskId>, out: &mut Vec<Action>) {
+        let Some(d) = self.devices.get_mut(&device) else {
+            return;
+        };
+        if d.over() && !d.excused {
             d.excused = true;
             out.push(Action::Note(Note::Overcommitted {
                 device,
-                bytes: used.saturating_sub(d.capacity),
+                bytes: d.used().saturating_sub(d.capacity),
             }));
         }
-        let over: Vec<TaskId> = self
-            .tasks
-            .iter()
-            .filter(|(id, t)| t.spec.limit.is_some_and(|limit| self.held(**id, device) > limit))
-            .map(|(id, _)| *id)
-            .collect();
-        for task in over {
-            if let Some(t) = self.tasks.get_mut(&task) {
-                t.excused.insert(device);
-            }
+        if let Some(task) = task
+            && d.index.excess.contains(&task)
+        {
+            d.excused_tasks.insert(task);
         }
     }
 
@@ -225,21 +245,8 @@ impl Arbiter {
             return;
         }
         let named: BTreeSet<DeviceId> = devices.iter().copied().collect();
-        self.tasks.insert(
-            task,
-            Task {
-                spec: spec.clone(),
-                named: named.clone(),
-                guaranteed: BTreeMap::new(),
-                virtual_time: BTreeMap::new(),
-                paused: false,
-                pause_told: false,
-                put_off: None,
-                resumed: false,
-                forced: false,
-                excused: BTreeSet::new(),
-            },
-        );
+        self.tasks.insert(task, Task::new(spec.clone(), named.clone()));
+        self.edit_task(task, |_| ());
         for device in named {
             self.guarantee(task, device, out);
         }
@@ -295,29 +302,45 @@ impl Arbiter {
             .devices
             .keys()
             .any(|d| self.live(task, *d) > limit && self.held(task, *d) > limit);
-        let Some(t) = self.tasks.get_mut(&task) else {
-            return;
-        };
-        t.forced = below && (force || t.forced);
-        t.spec = spec.clone();
-        let devices: Vec<DeviceId> = t.guaranteed.keys().copied().collect();
+        self.edit_task(task, |t| {
+            t.forced = below && (force || t.forced);
+            t.spec = spec.clone();
+        });
+        let devices: Vec<DeviceId> = self.tasks[&task].guaranteed.keys().copied().collect();
         for device in devices {
             self.guarantee(task, device, out);
         }
         let all: Vec<DeviceId> = self.devices.keys().copied().collect();
         for device in all {
-            self.excuse(device, out);
+            self.excuse(device, Some(task), out);
         }
         self.mend_guarantees(out);
         out.push(Action::TaskChanged { task });
     }
 
     fn task_removed(&mut self, task: TaskId, out: &mut Vec<Action>) {
-        if self.tasks.remove(&task).is_none() {
+        let Some(t) = self.tasks.get(&task) else {
             ignored(out, format!("{task} ended, but is not known"));
             return;
+        };
+        let clients: Vec<ClientId> = t.clients.iter().copied().collect();
+        let devices: Vec<DeviceId> = t.guaranteed.keys().copied().collect();
+        for client in clients {
+            self.remove_client(client);
         }
-        self.clients.retain(|_, c| c.task != task);
+        self.edit_task(task, |t| t.guaranteed.clear());
+        self.tasks.remove(&task);
+        self.undecided.retain(|(_, id)| *id != task);
+        self.put_off.remove(&task);
+        self.telling.remove(&task);
+        for device in devices {
+            self.cut.remove(&(task, device));
+            // Those that wait are promised more, maybe.
+            if let Some(d) = self.devices.get_mut(&device) {
+                d.again = true;
+            }
+            self.touch_device(device);
+        }
         self.mend_guarantees(out);
     }
 
@@ -342,41 +365,11 @@ impl Arbiter {
             self.guarantee(task, device, out);
         }
         self.enter_contention(task, device);
-        let now = self.now;
-        self.clients.insert(
+        self.enter(
             client,
-            Client {
-                task,
-                device,
-                lease,
-                overhead,
-                evicted,
-                incoming: Bytes::ZERO,
-                pinned: Bytes::ZERO,
-                unused: Bytes::ZERO,
-                asks: Vec::new(),
-                order: None,
-                last_touch: now,
-                last_grant: now,
-                turn_start: now,
-                turn_cost: 0,
-                restoring_until: now,
-                owed_restore: false,
-                owed_until: Time::default(),
-                leave_alone_until: now,
-                pause: core::time::Duration::ZERO,
-                busy: false,
-                idle_released: false,
-                settled: false,
-                last_reason: None,
-                last_outcome: None,
-                state: ClientState::Active,
-                state_since: now,
-                releases: 0,
-                restores: 0,
-            },
+            Client::new(task, device, self.now, [lease, evicted, overhead]),
         );
-        self.excuse(device, out);
+        self.excuse(device, Some(task), out);
     }
 
     fn ask(
@@ -389,9 +382,10 @@ impl Arbiter {
         out: &mut Vec<Action>,
     ) {
         let now = self.now;
-        let Some(c) = self.known(client, out) else {
+        if !self.known(client, out) {
             return;
-        };
+        }
+        let c = &self.clients[&client];
         if c.asks.iter().any(|a| a.id == ask) {
             return ignored(out, format!("{client} asked {ask} twice"));
         }
@@ -412,7 +406,7 @@ impl Arbiter {
             }
         }
         self.enter_contention(task, device);
-        if let Some(c) = self.clients.get_mut(&client) {
+        self.edit(client, |c| {
             c.asks.push(Ask {
                 id: ask,
                 kind,
@@ -421,7 +415,7 @@ impl Arbiter {
                 since: now,
             });
             c.restoring_until = now;
-        }
+        });
         if kind == AskKind::Restore {
             self.bring_gang(task, out);
         }
@@ -429,10 +423,10 @@ impl Arbiter {
 
     /// Lowers a client's lease; what a client says can make no sum negative.
     fn give_back(&mut self, client: ClientId, bytes: Bytes, out: &mut Vec<Action>) -> Bytes {
-        let Some(c) = self.known(client, out) else {
+        if !self.known(client, out) {
             return Bytes::ZERO;
-        };
-        let held = c.lease;
+        }
+        let held = self.clients[&client].lease;
         if bytes > held {
             out.push(Action::Note(Note::GaveBackTooMuch {
                 client,
@@ -441,88 +435,111 @@ impl Arbiter {
             }));
         }
         let real = bytes.min(held);
-        c.lease = held.saturating_sub(real);
-        c.unused = c.unused.saturating_sub(real);
-        c.incoming = c.incoming.min(c.lease);
+        self.edit(client, |c| c.give_back(real));
         real
     }
 
     /// Lease moves from one client to another, or comes from one that is gone.
     fn inherited(&mut self, client: ClientId, from: Option<ClientId>, bytes: Bytes, out: &mut Vec<Action>) {
-        let Some(device) = self.known(client, out).map(|c| c.device) else {
+        if !self.known(client, out) {
             return;
-        };
-        let from = from.and_then(|from| self.clients.get_mut(&from));
-        if let Some(from) = from.filter(|from| from.device == device) {
-            from.lease = from.lease.saturating_sub(bytes);
-            from.pinned = from.pinned.saturating_sub(bytes);
-            from.unused = from.unused.min(from.lease);
-            from.incoming = from.incoming.min(from.lease);
         }
-        if let Some(c) = self.clients.get_mut(&client) {
+        let (task, device) = (self.clients[&client].task, self.clients[&client].device);
+        if let Some(from) = from.filter(|from| self.clients.get(from).is_some_and(|c| c.device == device)) {
+            self.edit(from, |from| {
+                from.lease = from.lease.saturating_sub(bytes);
+                from.pinned = from.pinned.saturating_sub(bytes);
+                from.unused = from.unused.min(from.lease);
+                from.incoming = from.incoming.min(from.lease);
+            });
+        }
+        self.edit(client, |c| {
             c.lease = c.lease.saturating_add(bytes);
             // It stays where it is until the client says otherwise.
             c.pinned = c.pinned.saturating_add(bytes);
-        }
-        self.excuse(device, out);
+        });
+        self.excuse(device, Some(task), out);
     }
 
     fn usage(&mut self, client: ClientId, usage: Usage, out: &mut Vec<Action>) {
-        let Some(c) = self.known(client, out) else {
+        if !self.known(client, out) {
             return;
-        };
-        let idle_lease = c.lease.saturating_sub(usage.resident);
-        c.overhead = usage.overhead;
-        if usage.pinned < c.pinned {
-            // What could not be moved can be now: a pause goes on.
-            c.settled = false;
         }
-        c.pinned = usage.pinned;
-        c.evicted = usage.evicted;
-        c.incoming = c.incoming.min(usage.evicted).min(idle_lease);
-        c.unused = idle_lease.saturating_sub(c.incoming).saturating_add(usage.cached);
-        let device = c.device;
-        if c.restore_over() {
+        let over = self.edit(client, |c| {
+            let idle_lease = c.lease.saturating_sub(usage.resident);
+            c.overhead = usage.overhead;
+            if usage.pinned < c.pinned {
+                // What could not be moved can be now: a pause goes on.
+                c.settled = false;
+            }
+            c.pinned = usage.pinned;
+            c.evicted = usage.evicted;
+            c.incoming = c.incoming.min(usage.evicted).min(idle_lease);
+            c.unused = idle_lease.saturating_sub(c.incoming).saturating_add(usage.cached);
+            c.restore_over()
+        });
+        if over == Some(true) {
             // It freed what was away instead of waiting for it.
             self.now_owed_a_turn(client);
         }
-        self.excuse(device, out);
+        let c = &self.clients[&client];
+        self.excuse(c.device, Some(c.task), out);
     }
 
     fn touched(&mut self, client: ClientId, out: &mut Vec<Action>) {
         let now = self.now;
-        let Some(c) = self.known(client, out) else {
+        let until = now.after(self.config.idle_after);
+        let Some(c) = self.clients.get_mut(&client) else {
+            ignored(out, format!("{client} is not known"));
             return;
         };
         let (task, device) = (c.task, c.device);
-        self.enter_contention(task, device);
-        if let Some(c) = self.clients.get_mut(&client) {
+        // The common case: it goes on as it did. Nothing that anybody waits for depends on that.
+        let goes_on = c.linked.active && c.order.is_none() && c.asks.is_empty() && !c.suspended();
+        if goes_on && c.state == ClientState::Active {
             c.last_touch = now;
             c.idle_released = false;
+            if let (Some(part), Some(t)) = (
+                self.devices.get_mut(&device).and_then(|d| d.parts.get_mut(&task)),
+                self.tasks.get(&task),
+            ) {
+                part.settle(now, t.pace());
+                part.run_until = part.run_until.max(until);
+            }
+            return;
         }
+        self.enter_contention(task, device);
+        self.edit(client, |c| {
+            c.last_touch = now;
+            c.idle_released = false;
+        });
     }
 
     fn progress(&mut self, client: ClientId, order: OrderId, bytes: Bytes, out: &mut Vec<Action>) {
         let now = self.now;
-        let real = self.give_back(client, bytes, out);
-        let Some(c) = self.clients.get_mut(&client) else {
+        if !self.known(client, out) {
             return;
-        };
-        // A restore that was cut short: the lease for it goes first.
-        match c.order.as_mut().filter(|o| o.id == order) {
-            Some(o) => {
-                o.got = o.got.saturating_add(real);
-                o.last_progress = now;
-                if o.depth == Depth::Evict {
-                    c.incoming = c.incoming.saturating_sub(real);
-                    c.restoring_until = now;
-                }
+        }
+        let real = self.give_back(client, bytes, out);
+        let open = self.edit(client, |c| {
+            let Some(o) = c.order.as_mut().filter(|o| o.id == order) else {
+                return false;
+            };
+            o.got = o.got.saturating_add(real);
+            o.last_progress = now;
+            if o.depth == Depth::Evict {
+                // A restore that was cut short: the lease for it goes first.
+                c.incoming = c.incoming.saturating_sub(real);
+                c.restoring_until = now;
             }
+            true
+        });
+        if open == Some(false) {
             // The bytes are free all the same.
-            None => ignored(
+            ignored(
                 out,
                 format!("{client} reports progress of {order}, which is closed"),
-            ),
+            );
         }
     }
 
@@ -535,66 +552,77 @@ impl Arbiter {
         time: u64,
         out: &mut Vec<Action>,
     ) {
-        let (now, config) = (self.now, self.config.clone());
-        let Some(c) = self.known(client, out) else {
+        let (now, retry, retry_max) = (self.now, self.config.retry, self.config.retry_max);
+        if !self.known(client, out) {
             return;
-        };
-        let (task, device) = (c.task, c.device);
-        let mut before = c.evicted;
-        let open = c.order.take_if(|o| o.id == order);
-        if let Some(o) = &open {
-            before = o.evicted_before;
         }
-        c.evicted = c.evicted.max(before.saturating_add(copied));
-        if !copied.is_zero() {
-            c.releases += 1;
-        }
-        match open {
+        let (task, device) = (self.clients[&client].task, self.clients[&client].device);
+        let ended = self.edit(client, |c| {
+            let mut before = c.evicted;
+            let open = c.order.take_if(|o| o.id == order);
+            if let Some(o) = &open {
+                before = o.evicted_before;
+            }
+            c.evicted = c.evicted.max(before.saturating_add(copied));
+            if !copied.is_zero() {
+                c.releases += 1;
+            }
+            let o = open?;
+            let short = o.got < o.bytes && !c.movable().is_zero();
+            let failed = match outcome {
+                Outcome::Done | Outcome::NothingLeft => short && o.depth == Depth::Evict,
+                Outcome::Busy | Outcome::Failed | Outcome::NoRoom => true,
+            };
+            if short && o.depth == Depth::Unused {
+                // It has less unused than it said last.
+                c.unused = Bytes::ZERO;
+            }
+            c.last_outcome = Some(outcome);
+            let mut pause = None;
+            if failed && !o.cancelled {
+                let busy = outcome == Outcome::Busy;
+                if outcome == Outcome::NoRoom && !copied.is_zero() {
+                    // Host memory moves on: what was copied may be what another needs to make room there.
+                    c.pause = core::time::Duration::ZERO;
+                }
+                pause = Some(c.back_off(now, retry, retry_max, busy));
+            } else if !failed {
+                c.pause = core::time::Duration::ZERO;
+                c.busy = false;
+            }
+            // What is left of an idle client is tried again when it was left alone for a while.
+            if matches!(outcome, Outcome::Busy | Outcome::Failed | Outcome::NoRoom) || o.cancelled {
+                c.idle_released = false;
+            }
+            let mut blocked = false;
+            if o.reason == ReclaimReason::Paused && !o.cancelled {
+                match outcome {
+                    Outcome::Done | Outcome::NothingLeft => c.settled = true,
+                    _ => blocked = true,
+                }
+            }
+            Some((pause, blocked))
+        });
+        match ended.flatten() {
             None => ignored(
                 out,
                 format!("{client} reports the end of {order}, which is closed"),
             ),
-            Some(o) => {
-                let short = o.got < o.bytes && !c.movable().is_zero();
-                let failed = match outcome {
-                    Outcome::Done | Outcome::NothingLeft => short && o.depth == Depth::Evict,
-                    Outcome::Busy | Outcome::Failed | Outcome::NoRoom => true,
-                };
-                if short && o.depth == Depth::Unused {
-                    // It has less unused than it said last.
-                    c.unused = Bytes::ZERO;
-                }
-                c.last_outcome = Some(outcome);
-                if failed && !o.cancelled {
-                    let busy = outcome == Outcome::Busy;
-                    if outcome == Outcome::NoRoom && !copied.is_zero() {
-                        // Host memory moves on: what was copied may be what another needs to make room there.
-                        c.pause = core::time::Duration::ZERO;
-                    }
-                    let pause_ms = c.back_off(now, config.retry, config.retry_max, busy);
+            Some((pause, blocked)) => {
+                if let Some(pause_ms) = pause {
                     out.push(Action::Note(Note::BackingOff {
                         client,
                         order,
                         outcome,
                         pause_ms,
                     }));
-                } else if !failed {
-                    c.pause = core::time::Duration::ZERO;
-                    c.busy = false;
                 }
-                // What is left of an idle client is tried again when it was left alone for a while.
-                if matches!(outcome, Outcome::Busy | Outcome::Failed | Outcome::NoRoom) || o.cancelled {
-                    c.idle_released = false;
-                }
-                if o.reason == ReclaimReason::Paused && !o.cancelled {
-                    match outcome {
-                        Outcome::Done | Outcome::NothingLeft => c.settled = true,
-                        _ => out.push(Action::PauseBlocked {
-                            task,
-                            client,
-                            outcome,
-                        }),
-                    }
+                if blocked {
+                    out.push(Action::PauseBlocked {
+                        task,
+                        client,
+                        outcome,
+                    });
                 }
             }
         }
@@ -609,7 +637,7 @@ impl Arbiter {
             .min(MOST)
             .saturating_mul(u64::from(self.config.turn_per_copy));
         if let Some(d) = self.devices.get_mut(&device) {
-            d.debt = d.debt.saturating_add(owed).min(MOST);
+            d.owe(self.now, owed, MOST);
             let rate = if outward { &mut d.out } else { &mut d.back };
             rate.sample(bytes, time);
         }
@@ -617,12 +645,12 @@ impl Arbiter {
 
     fn restored(&mut self, client: ClientId, copied: Bytes, time: u64, out: &mut Vec<Action>) {
         let now = self.now;
-        let Some(c) = self.known(client, out) else {
+        if !self.known(client, out) {
             return;
-        };
-        let (task, device) = (c.task, c.device);
+        }
+        let (task, device) = (self.clients[&client].task, self.clients[&client].device);
         self.enter_contention(task, device);
-        if let Some(c) = self.clients.get_mut(&client) {
+        let needless = self.edit(client, |c| {
             c.evicted = Bytes::ZERO;
             c.incoming = Bytes::ZERO;
             c.restoring_until = now;
@@ -631,15 +659,14 @@ impl Arbiter {
             c.idle_released = false;
             c.restores += 1;
             // Whatever it still asked to get back, it did not need. Every ask gets an answer all the same.
-            let needless: Vec<AskId> = c
-                .asks
+            c.asks
                 .iter()
                 .filter(|a| a.kind == AskKind::Restore)
                 .map(|a| a.id)
-                .collect();
-            for ask in needless {
-                self.deny(client, ask, DenyReason::TimedOut, false, out);
-            }
+                .collect::<Vec<AskId>>()
+        });
+        for ask in needless.unwrap_or_default() {
+            self.deny(client, ask, DenyReason::TimedOut, false, out);
         }
         self.now_owed_a_turn(client);
         self.copied(device, copied, time, false);

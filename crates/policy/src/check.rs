@@ -1,8 +1,9 @@
-//! The invariants, as a check.
+//! The invariants, as a check, and the books counted anew.
 
-use ebb_units::Bytes;
+use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
 
 use crate::Arbiter;
+use crate::state::{Client, Device, Holding, Totals};
 
 impl Arbiter {
     /// Verifies every invariant.
@@ -13,6 +14,7 @@ impl Arbiter {
     /// - Who is gathered for is there, waits and is not paused.
     /// - No client is in a task or on a device that is not there; no ask is open for nothing.
     /// - Guarantees never pass requests.
+    /// - Every sum and index is what it would be if it were counted anew.
     ///
     /// # Errors
     /// What is wrong, for a person.
@@ -21,23 +23,11 @@ impl Arbiter {
             if !self.tasks.contains_key(&c.task) || !self.devices.contains_key(&c.device) {
                 return Err(format!("{id} belongs to nothing"));
             }
-            if c.asks.iter().any(|a| a.left.is_zero()) {
-                return Err(format!("{id} has an ask for nothing"));
-            }
-            if c.incoming > c.lease {
-                return Err(format!("{id} gets {} back in {} of lease", c.incoming, c.lease));
-            }
-            let mut asks: Vec<_> = c.asks.iter().map(|a| a.id).collect();
-            asks.sort_unstable();
-            asks.dedup();
-            if asks.len() != c.asks.len() {
-                return Err(format!("{id} has an ask twice"));
-            }
+            self.check_client(*id, c)?;
         }
         for (id, d) in &self.devices {
-            let used = self.used(*id);
-            if used > d.capacity && !d.excused {
-                return Err(format!("{id} has {} but {used} are given out", d.capacity));
+            if d.over() && !d.excused {
+                return Err(format!("{id} has {} but {} are given out", d.capacity, d.used()));
             }
             if let Some(g) = d.gathering {
                 match self.clients.get(&g) {
@@ -54,19 +44,172 @@ impl Arbiter {
                     Some(_) => {}
                 }
             }
-            let sums = self.sums(*id);
-            for (task, t) in &self.tasks {
-                let held = sums.get(task).map_or(Bytes::ZERO, |s| s.held);
-                if held > t.limit() && !t.excused.contains(id) {
-                    return Err(format!(
-                        "{task} holds {held} on {id}, over its limit of {}",
-                        t.limit()
-                    ));
-                }
-                if t.guaranteed(*id) > t.spec.request {
-                    return Err(format!("{task} is guaranteed more than it requested on {id}"));
+            for (task, part) in &d.parts {
+                self.check_part(*id, d, *task)?;
+                let limit = self.tasks[task].limit();
+                if part.sums.held > limit && !d.excused_tasks.contains(task) {
+                    let held = part.sums.held;
+                    return Err(format!("{task} holds {held} on {id}, over its limit of {limit}"));
                 }
             }
+            self.check_device(*id, d)?;
+        }
+        for (id, t) in &self.tasks {
+            if t.guaranteed.values().any(|g| *g > t.spec.request) {
+                return Err(format!("{id} is guaranteed more than it requested"));
+            }
+            if t.clients
+                .iter()
+                .any(|c| self.clients.get(c).is_none_or(|c| c.task != *id))
+            {
+                return Err(format!("{id} has a client that is not its own"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_client(&self, id: ClientId, c: &Client) -> Result<(), String> {
+        if c.asks.iter().any(|a| a.left.is_zero()) {
+            return Err(format!("{id} has an ask for nothing"));
+        }
+        if c.incoming > c.lease {
+            return Err(format!("{id} gets {} back in {} of lease", c.incoming, c.lease));
+        }
+        let mut asks: Vec<_> = c.asks.iter().map(|a| a.id).collect();
+        asks.sort_unstable();
+        asks.dedup();
+        if asks.len() != c.asks.len() {
+            return Err(format!("{id} has an ask twice"));
+        }
+        let l = &c.linked;
+        if l.sums != Totals::of(c) {
+            return Err(format!(
+                "{id} is booked as {:?} but is {:?}",
+                l.sums,
+                Totals::of(c)
+            ));
+        }
+        let index = &self.device_of(c).index;
+        let held = match l.holding {
+            Holding::Nothing => true,
+            Holding::Idle(key) => index.idle.contains(&key),
+            Holding::Waiting(key) => index.waiting.contains(&key),
+            Holding::Running(key) => index.running.contains(&key),
+        };
+        let ranked = l
+            .rank
+            .is_none_or(|key| index.rank.contains(&key) && index.needs.contains(&(l.least, id)));
+        if !held || !ranked || l.spare.is_some_and(|key| !index.spare.contains(&key)) {
+            return Err(format!("{id} is not where its books say: {l:?}"));
+        }
+        if l.rank.is_some() != (!c.asks.is_empty() && !self.task_of(c).paused) {
+            return Err(format!("{id} waits or not: {l:?}"));
+        }
+        if (l.holding == Holding::Nothing) != c.movable().is_zero() {
+            return Err(format!("{id} holds or not: {l:?}"));
+        }
+        if l.active != self.active(c) && c.last_touch < self.now {
+            // A touch that put off its end is booked at the next look.
+            let end = c.active_until(&self.config);
+            return Err(format!("{id} is booked as active: {}, until {end:?}", l.active));
+        }
+        if let Some(at) = self.next_wake(id, c)
+            && l.wake
+                .is_none_or(|wake| wake > at || !self.wakes.contains(&(wake, id)))
+        {
+            return Err(format!(
+                "{id} is to be woken at {at:?}, and would be at {:?}",
+                l.wake
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_part(&self, device: DeviceId, d: &Device, task: TaskId) -> Result<(), String> {
+        let part = &d.parts[&task];
+        let t = &self.tasks[&task];
+        let mut sums = Totals::default();
+        let (mut asking, mut active) = (0, 0);
+        for id in &part.clients {
+            let c = &self.clients[id];
+            sums.replace(&Totals::default(), &Totals::of(c));
+            asking += u32::from(!c.asks.is_empty());
+            active += u32::from(c.linked.active);
+        }
+        let protected = t.protected(device, part.wanting());
+        sums.locked = sums.stuck.max(protected.min(sums.held));
+        let real = (sums, asking, active, protected, sums.held > t.limit());
+        let booked = (part.sums, part.asking, part.active, part.protected, part.excess);
+        if real != booked {
+            return Err(format!(
+                "{task} on {device} is booked as {booked:?} but is {real:?}"
+            ));
+        }
+        if part.contends.is_some() != part.wanting() || part.excess != d.index.excess.contains(&task) {
+            return Err(format!("{task} on {device} is not where its books say"));
+        }
+        Ok(())
+    }
+
+    fn check_device(&self, id: DeviceId, d: &Device) -> Result<(), String> {
+        let mut sums = Totals::default();
+        for part in d.parts.values() {
+            sums.replace(&Totals::default(), &part.sums);
+        }
+        let guaranteed: Bytes = self.tasks.values().map(|t| t.guaranteed(id)).sum();
+        let kept: Bytes = self.tasks.values().map(|t| t.kept(id)).sum();
+        if (sums, guaranteed, kept) != (d.sums, d.guaranteed, d.kept) {
+            let booked = (d.sums, d.guaranteed, d.kept);
+            return Err(format!(
+                "{id} is booked as {booked:?} but is {:?}",
+                (sums, guaranteed, kept)
+            ));
+        }
+        let count = |f: fn(&Client) -> bool| {
+            d.parts
+                .values()
+                .flat_map(|p| &p.clients)
+                .filter(|c| f(&self.clients[c]))
+                .count()
+        };
+        let there = [
+            count(|c| c.linked.rank.is_some()),
+            count(|c| c.linked.rank.is_some()),
+            count(|c| c.linked.spare.is_some()),
+            count(|c| c.linked.order),
+            count(|c| c.linked.holding != Holding::Nothing),
+            d.parts.values().filter(|p| p.contends.is_some()).count(),
+        ];
+        let index = &d.index;
+        let booked = [
+            index.rank.len(),
+            index.needs.len(),
+            index.spare.len(),
+            index.orders.len(),
+            index.idle.len() + index.waiting.len() + index.running.len(),
+            index.contends.len(),
+        ];
+        let movable = |kind: fn(&Holding) -> bool| -> Bytes {
+            let clients = d
+                .parts
+                .values()
+                .flat_map(|p| &p.clients)
+                .map(|c| &self.clients[c].linked);
+            clients.filter(|l| kind(&l.holding)).map(|l| l.movable).sum()
+        };
+        let movable = [
+            movable(|h| matches!(h, Holding::Idle(_))),
+            movable(|h| matches!(h, Holding::Waiting(_))),
+            movable(|h| matches!(h, Holding::Running(_))),
+        ];
+        if movable != index.movable {
+            return Err(format!(
+                "{id} has {movable:?} to move but booked {:?}",
+                index.movable
+            ));
+        }
+        if there != booked {
+            return Err(format!("{id} has {booked:?} entries for {there:?}"));
         }
         Ok(())
     }

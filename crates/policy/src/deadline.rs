@@ -1,88 +1,147 @@
 //! When the arbiter wants to be woken.
 //!
-//! Before that time a tick changes nothing, with one exception that is left to the next event: while one process of a task
-//! runs and another waits, the place of the one that waits changes all the time. The one that runs is heard of often, or
-//! it becomes idle, and that time is among the deadlines.
+//! Each client has a wake ([`crate::book`]), each device on which somebody waits a time at which the next turn may end.
+//! Before the first of these a tick changes nothing, with one exception that is left to the next event: while one process of a
+//! task runs and another waits, the place of the one that waits changes all the time. The one that runs is heard of often,
+//! or it becomes idle, and that time is among the wakes.
 
 use ebb_units::{ClientId, DeviceId};
 
 use crate::Arbiter;
-use crate::rank::Candidate;
-use crate::schedule::CONSIDERED;
-use crate::state::Client;
+use crate::event::AskKind;
+use crate::rank::{CONSIDERED, LOOKED_AT};
+use crate::state::{Ask, Client};
 use crate::time::Time;
-use crate::view::ClientState;
 
 impl Arbiter {
-    /// When [`crate::Event::Tick`] is due, if nothing else happens before. Always later than the last event.
+    /// When [`crate::Event::Tick`] is due, if nothing else happens before. Always later than the last event. A tick at that
+    /// time may find nothing to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
+        let wake = self.wakes.first().map(|(at, _)| *at);
+        let turn = self.rechecks.first().map(|(at, _)| *at);
+        let pause = self
+            .put_off
+            .iter()
+            .filter_map(|task| self.tasks[task].put_off)
+            .min();
+        [wake, turn, pause]
+            .into_iter()
+            .flatten()
+            .filter(|at| *at > self.now)
+            .min()
+    }
+
+    /// Lets time pass: whoever is due is looked at anew.
+    pub(crate) fn advance(&mut self, now: Time) {
+        if now <= self.now {
+            return;
+        }
+        self.now = now;
+        while let Some((at, id)) = self.wakes.first().copied().filter(|(at, _)| *at <= now) {
+            self.wakes.remove(&(at, id));
+            if let Some(c) = self.clients.get_mut(&id) {
+                c.linked.wake = None;
+                self.look(id);
+            }
+        }
+        while let Some((at, device)) = self.rechecks.first().copied().filter(|(at, _)| *at <= now) {
+            self.rechecks.remove(&(at, device));
+            if let Some(d) = self.devices.get_mut(&device) {
+                d.recheck = None;
+                d.again = true;
+            }
+            self.touch_device(device);
+        }
+    }
+
+    /// The next moment at which time alone may change what is to be done about a client.
+    pub(crate) fn next_wake(&self, id: ClientId, c: &Client) -> Option<Time> {
+        let config = &self.config;
         let mut next: Option<Time> = None;
         let mut at = |t: Time| {
             if t > self.now && next.is_none_or(|n| t < n) {
                 next = Some(t);
             }
         };
-        for (id, c) in &self.clients {
-            for ask in &c.asks {
-                if let Some(t) = self.ask_deadline(*id, ask.id) {
-                    at(t);
-                }
-            }
-            if let Some(order) = &c.order {
-                at(order.last_progress.after(self.config.order_timeout));
-            }
-            if let Some(t) = self.idle_release_at(*id) {
+        at(c.active_until(config));
+        at(c.restoring_until);
+        at(c.leave_alone_until);
+        at(c.owed_until);
+        if !c.unused.is_zero() {
+            at(c.last_grant.after(config.idle_after));
+        }
+        if let Some(order) = &c.order {
+            at(order.last_progress.after(config.order_timeout));
+        }
+        for a in &c.asks {
+            if let Some(t) = self.ask_deadline(id, c, a) {
                 at(t);
             }
-            if self.task_of(c).paused {
-                at(c.leave_alone_until);
-            }
-            if c.state == ClientState::Active {
-                // Nobody may wait for it, but people look.
-                at(c.last_touch.after(self.config.idle_after));
-            }
+            at(a.since.after(config.patience));
+            at(a.since.after(config.starve_after));
         }
-        self.owed_deadlines(&mut at);
-        for device in self.devices.keys() {
-            self.contention_deadlines(*device, &mut at);
+        if let Some(t) = self.idle_release_at(c) {
+            at(t);
         }
         next
     }
 
-    /// When someone who waits could be served because someone else became idle or had their turn.
-    fn contention_deadlines(&self, device: DeviceId, at: &mut impl FnMut(Time)) {
-        let sums = self.sums(device);
-        let order = self.candidates(device, &sums);
-        let over = self.used(device) > self.devices[&device].capacity;
-        if order.is_empty() && !over {
-            return;
+    /// When an ask is denied for having waited, if ever.
+    pub(crate) fn ask_deadline(&self, id: ClientId, c: &Client, a: &Ask) -> Option<Time> {
+        if self.task_of(c).paused {
+            return None;
         }
-        let could: Vec<Candidate> = order
-            .iter()
-            .filter(|c| self.possible(c, &sums))
-            .take(CONSIDERED)
-            .copied()
-            .collect();
-        for (id, c) in self.on(device) {
-            at(c.last_touch.after(self.config.idle_after));
-            at(c.last_grant.after(self.config.idle_after));
-            at(c.restoring_until);
-            at(c.leave_alone_until);
-            self.turn_deadlines(id, c, &could, at);
-        }
-        for candidate in &order {
-            at(candidate.since.after(self.config.patience));
-            at(candidate.since.after(self.config.starve_after));
+        let patient = a.since.after(self.config.alloc_wait_max);
+        match a.kind {
+            AskKind::Alloc if a.long => Some(patient),
+            // One that is being served is worth waiting for.
+            AskKind::Alloc if self.device_of(c).gathering == Some(id) => Some(patient),
+            AskKind::Alloc => Some(a.since.after(self.config.alloc_wait).min(patient)),
+            AskKind::Restore => self.restore_over_limit(c).is_some().then_some(patient),
         }
     }
 
-    fn turn_deadlines(&self, id: ClientId, c: &Client, order: &[Candidate], at: &mut impl FnMut(Time)) {
-        if !self.active(c) || c.suspended() {
+    /// When a client's memory is released unasked, if it is to be.
+    pub(crate) fn idle_release_at(&self, c: &Client) -> Option<Time> {
+        let t = self.task_of(c);
+        let wait = t.spec.idle_release?;
+        if t.paused || c.idle_released || c.order.is_some() || !c.asks.is_empty() || c.movable().is_zero() {
+            return None;
+        }
+        // An active client is never released, however short the time is set.
+        let idle = c.last_touch.after(wait.max(self.config.idle_after));
+        let mut at = idle.max(c.restoring_until).max(c.last_grant.after(wait));
+        if c.left_alone(self.now) {
+            at = at.max(c.leave_alone_until);
+        }
+        Some(at)
+    }
+
+    /// Sets when someone who waits on a device could be served because someone else had their turn.
+    pub(crate) fn set_recheck(&mut self, device: DeviceId) {
+        let mut next: Option<Time> = None;
+        let d = &self.devices[&device];
+        if !d.index.rank.is_empty() && !d.index.running.is_empty() {
+            let holders = self.holders(device);
+            let waiting = d.index.rank.iter().take(LOOKED_AT).map(|key| self.candidate(key));
+            for candidate in waiting.filter(|c| self.possible(c)).take(CONSIDERED) {
+                let (_, soonest) = self.prospects(device, &holders, &candidate);
+                next = next.into_iter().chain(soonest).min();
+            }
+        }
+        let Some(d) = self.devices.get_mut(&device) else {
+            return;
+        };
+        if d.recheck == next {
             return;
         }
-        for candidate in order.iter().filter(|o| o.client != id) {
-            at(self.turn_end(c, candidate).max(self.caught_up(c, candidate)));
+        if let Some(old) = d.recheck {
+            self.rechecks.remove(&(old, device));
         }
+        if let Some(new) = next {
+            self.rechecks.insert((new, device));
+        }
+        d.recheck = next;
     }
 }

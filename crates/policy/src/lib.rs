@@ -39,11 +39,11 @@
 mod action;
 mod admission;
 mod arbiter;
+mod book;
 mod check;
 mod config;
 mod deadline;
 mod event;
-mod ledger;
 mod owed;
 pub mod predict;
 mod rank;
@@ -54,7 +54,7 @@ mod victims;
 mod view;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
-pub const RULES: u32 = 2;
+pub const RULES: u32 = 3;
 
 pub use action::{Action, DenyReason, Depth, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;

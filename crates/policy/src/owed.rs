@@ -18,6 +18,7 @@ use ebb_units::{Bytes, ClientId, TaskId};
 
 use crate::Arbiter;
 use crate::action::{Action, ReclaimReason};
+use crate::event::AskKind;
 use crate::state::Client;
 use crate::time::{Time, nanos};
 
@@ -38,17 +39,23 @@ impl Arbiter {
     fn debt(&self, task: TaskId) -> Option<Time> {
         let mut copy = 0;
         let mut any = false;
-        for c in self.clients.values().filter(|c| c.task == task) {
+        for c in self.tasks.get(&task)?.clients.iter().map(|id| &self.clients[id]) {
             any |= self.owed(c);
             if c.owed_restore {
-                let d = &self.devices[&c.device];
+                let d = self.device_of(c);
                 // Room for it may have to be copied out first.
-                let bytes = c.evicted.max(c.asked(crate::AskKind::Restore));
+                let bytes = c.evicted.max(c.asked(AskKind::Restore));
                 copy = copy.max(d.back.time(bytes).saturating_add(d.out.time(bytes)));
             }
         }
         let most = nanos(self.config.owed_max).saturating_add(copy.saturating_mul(2));
         any.then(|| Time(self.now.0.saturating_add(most)))
+    }
+
+    fn clients_of(&self, task: TaskId) -> Vec<ClientId> {
+        self.tasks
+            .get(&task)
+            .map_or_else(Vec::new, |t| t.clients.iter().copied().collect())
     }
 
     /// Pauses a task: at once, or when it has had what it is owed.
@@ -59,59 +66,77 @@ impl Arbiter {
         };
         // Asked again: answered again.
         t.pause_told = false;
+        self.telling.insert(task);
         if t.paused || t.put_off.is_some() {
             return;
         }
         match debt {
-            Some(until) => t.put_off = Some(until),
+            Some(until) => {
+                t.put_off = Some(until);
+                self.put_off.insert(task);
+            }
             None => self.pause_now(task),
         }
     }
 
     fn pause_now(&mut self, task: TaskId) {
         let now = self.now;
-        if let Some(t) = self.tasks.get_mut(&task) {
+        self.put_off.remove(&task);
+        self.edit_task(task, |t| {
             t.paused = true;
             t.put_off = None;
             t.resumed = false;
-        }
-        for c in self.clients.values_mut().filter(|c| c.task == task) {
-            c.settled = false;
-            c.idle_released = false;
-            // Somebody asked: try at once, whatever was tried before.
-            c.leave_alone_until = now;
-            c.restoring_until = now;
-            c.forgive(now);
+        });
+        self.telling.insert(task);
+        for id in self.clients_of(task) {
+            self.edit(id, |c| {
+                c.settled = false;
+                c.idle_released = false;
+                // Somebody asked: try at once, whatever was tried before.
+                c.leave_alone_until = now;
+                c.restoring_until = now;
+                c.forgive(now);
+            });
         }
     }
 
     /// Lets a task run again.
     pub(crate) fn resume(&mut self, task: TaskId, out: &mut Vec<Action>) {
         let now = self.now;
+        self.put_off.remove(&task);
+        self.telling.remove(&task);
         let Some(t) = self.tasks.get_mut(&task) else {
             return;
         };
         t.pause_told = false;
         t.put_off = None;
-        if !std::mem::take(&mut t.paused) {
+        if !t.paused {
             return;
         }
-        t.resumed = true;
+        self.edit_task(task, |t| {
+            t.paused = false;
+            t.resumed = true;
+        });
         let turn = now.after(self.config.turn_owed);
         let mut waits = false;
-        for c in self.clients.values_mut().filter(|c| c.task == task) {
-            c.settled = false;
-            c.idle_released = false;
-            for ask in &mut c.asks {
-                ask.since = now;
-            }
-            if c.wants_back() {
-                c.owed_restore = true;
-                waits = true;
-            } else if c.away_by_pause() {
-                // Who waits at the gate may not have said so yet.
-                c.owed_until = turn;
-            }
+        for id in self.clients_of(task) {
+            let wants = self.edit(id, |c| {
+                c.settled = false;
+                c.idle_released = false;
+                for ask in &mut c.asks {
+                    ask.since = now;
+                }
+                if c.wants_back() {
+                    c.owed_restore = true;
+                    return true;
+                }
+                if c.away_by_pause() {
+                    // Who waits at the gate may not have said so yet.
+                    c.owed_until = turn;
+                }
+                false
+            });
+            waits |= wants == Some(true);
         }
         if waits {
             self.bring_gang(task, out);
@@ -123,50 +148,39 @@ impl Arbiter {
         if !self.tasks[&task].resumed {
             return;
         }
-        for (id, c) in self.clients.iter_mut().filter(|(_, c)| c.task == task) {
+        for id in self.clients_of(task) {
+            let c = &self.clients[&id];
             if c.owed_restore || !c.away_by_pause() {
                 continue;
             }
-            c.owed_restore = true;
             if !c.wants_back() {
-                out.push(Action::BringBack { client: *id });
+                out.push(Action::BringBack { client: id });
             }
+            self.edit(id, |c| c.owed_restore = true);
         }
     }
 
     /// Its memory is all there.
     pub(crate) fn now_owed_a_turn(&mut self, client: ClientId) {
         let until = self.now.after(self.config.turn_owed);
-        if let Some(c) = self.clients.get_mut(&client) {
+        self.edit(client, |c| {
             c.owed_restore = false;
             c.owed_until = until;
-        }
+        });
     }
 
     /// Pauses that were put off for long enough take effect.
     pub(crate) fn late_pauses(&mut self) {
-        let due: Vec<TaskId> = self
-            .tasks
-            .iter()
-            .filter(|(id, t)| {
-                t.put_off
-                    .is_some_and(|until| until <= self.now || self.debt(**id).is_none())
-            })
-            .map(|(id, _)| *id)
-            .collect();
+        if self.put_off.is_empty() {
+            return;
+        }
+        let over = |id: &TaskId| {
+            let until = self.tasks.get(id).and_then(|t| t.put_off);
+            until.is_none_or(|until| until <= self.now) || self.debt(*id).is_none()
+        };
+        let due: Vec<TaskId> = self.put_off.iter().copied().filter(over).collect();
         for task in due {
             self.pause_now(task);
-        }
-    }
-
-    pub(crate) fn owed_deadlines(&self, at: &mut impl FnMut(Time)) {
-        for t in self.tasks.values() {
-            if let Some(until) = t.put_off {
-                at(until);
-            }
-        }
-        for c in self.clients.values() {
-            at(c.owed_until);
         }
     }
 }

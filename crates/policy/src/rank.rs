@@ -1,4 +1,4 @@
-//! Who is active, whose turn it is, and who comes next.
+//! Whose turn it is, and who comes next.
 //!
 //! Turns are stride scheduling: each task has a virtual time per device that advances while it runs, more slowly for a
 //! higher priority. The waiting task with the lowest virtual time is next; a running one gives way when its turn was
@@ -7,21 +7,31 @@
 //! idling earns no credit. That alone would let an endless stream of newcomers pass someone who had more than they; so
 //! whoever waited for `starve_after` goes first.
 
-use core::cmp::Reverse;
-
-use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
+use ebb_units::{Bytes, ClientId, DeviceId, Priority, TaskId};
 
 use crate::Arbiter;
 use crate::event::AskKind;
-use crate::ledger::Sums;
-use crate::state::Client;
+use crate::state::{Client, Device, RankKey};
 use crate::time::{Time, nanos};
+
+/// How many of those who wait are considered for gathering at a time: with very many, the first ones are enough to keep
+/// the card full, and an event stays cheap.
+pub(crate) const CONSIDERED: usize = 12;
+
+/// How many of those who wait are looked at, at most, to find these, and for room that is free. Behind them, whoever needs
+/// least is served.
+pub(crate) const LOOKED_AT: usize = 64;
+
+/// How many of those who run are looked at when a turn is to end: the ones that had most, of the lowest priority.
+pub(crate) const HOLDERS: usize = 64;
 
 /// A client that waits for lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) client: ClientId,
     pub(crate) task: TaskId,
+    /// Its place.
+    pub(crate) key: RankKey,
     /// With that, its task stays within its request.
     pub(crate) guaranteed: bool,
     /// What it is served with next: all that it wants back, and the oldest of its allocations. The later ones compete
@@ -38,165 +48,172 @@ pub(crate) struct Candidate {
     pub(crate) starving: bool,
 }
 
+/// A client that runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holder<'a> {
+    pub(crate) id: ClientId,
+    pub(crate) client: &'a Client,
+    pub(crate) virtual_time: u64,
+    pub(crate) pace: u64,
+    pub(crate) priority: Priority,
+}
+
 impl Arbiter {
     /// Restored as far as grants go, or just about to be.
     pub(crate) fn restoring(&self, client: &Client) -> bool {
-        self.now < client.restoring_until
+        client.restoring(self.now)
     }
 
     pub(crate) fn left_alone(&self, client: &Client) -> bool {
-        self.now < client.leave_alone_until
+        client.left_alone(self.now)
     }
 
     /// Uses the GPU, or must be taken to.
     pub(crate) fn active(&self, client: &Client) -> bool {
-        self.now < client.last_touch.after(self.config.idle_after)
-            || self.restoring(client)
-            || (client.busy && self.left_alone(client))
+        client.active(self.now, &self.config)
     }
 
-    /// Whether a task uses the device or waits to.
-    pub(crate) fn wanting(&self, task: TaskId, device: DeviceId) -> bool {
-        self.of(task, device)
-            .any(|(_, c)| !c.asks.is_empty() || self.active(c))
-    }
-
-    /// Bytes of a task that nothing may take from it at present.
-    pub(crate) fn protected(&self, task: TaskId, device: DeviceId) -> Bytes {
-        self.protected_if(task, device, self.wanting(task, device))
-    }
-
-    pub(crate) fn protected_if(&self, task: TaskId, device: DeviceId, wanting: bool) -> Bytes {
+    /// A task's virtual time on a device.
+    pub(crate) fn virtual_time(&self, task: TaskId, device: DeviceId) -> u64 {
         let t = &self.tasks[&task];
-        if t.paused || (t.spec.idle_release.is_some() && !wanting) {
-            Bytes::ZERO
-        } else {
-            t.guaranteed(device)
+        match self.part(task, device) {
+            Some(part) => part.virtual_time(self.now, t.pace()),
+            None => t.past_time.get(&device).copied().unwrap_or(0),
         }
-    }
-
-    /// Advances virtual times from the last event to `now`, and pays off copying.
-    pub(crate) fn account(&mut self, now: Time) {
-        let before = self.now;
-        if now <= before {
-            return;
-        }
-        let mut ran: std::collections::BTreeMap<(TaskId, DeviceId), u64> = Default::default();
-        for client in self.clients.values() {
-            if client.suspended() || !client.asks.is_empty() {
-                continue;
-            }
-            let mut until = client.last_touch.after(self.config.idle_after);
-            if client.busy {
-                until = until.max(client.leave_alone_until);
-            }
-            let until = until.min(now);
-            let time = ran.entry((client.task, client.device)).or_default();
-            *time = (*time).max(until.0.saturating_sub(before.0));
-        }
-        for ((task, device), time) in ran {
-            if let Some(t) = self.tasks.get_mut(&task) {
-                let advance = time.saturating_mul(t.pace());
-                let v = t.virtual_time.entry(device).or_default();
-                *v = v.saturating_add(advance);
-            }
-        }
-        let elapsed = now.0 - before.0;
-        for device in self.devices.values_mut() {
-            device.debt = device.debt.saturating_sub(elapsed);
-        }
-        self.now = now;
     }
 
     /// To be called before a task that did not use a device starts to: it joins at the floor.
     pub(crate) fn enter_contention(&mut self, task: TaskId, device: DeviceId) {
-        if self.wanting(task, device) {
+        if self.part(task, device).is_some_and(|part| part.wanting()) {
             return;
         }
-        let lowest = self
-            .sums(device)
-            .iter()
-            .filter(|(other, s)| **other != task && s.wanting)
-            .map(|(other, _)| self.tasks[other].virtual_time(device))
-            .min();
+        let lowest = self.lowest_contending(device);
+        let (now, Some(t)) = (self.now, self.tasks.get_mut(&task)) else {
+            return;
+        };
         let Some(d) = self.devices.get_mut(&device) else {
             return;
         };
         d.floor = d.floor.max(lowest.unwrap_or(0));
-        let floor = d.floor;
-        if let Some(t) = self.tasks.get_mut(&task) {
-            let v = t.virtual_time.entry(device).or_default();
-            *v = (*v).max(floor);
+        match d.parts.get_mut(&task) {
+            Some(part) => {
+                part.settle(now, t.pace());
+                part.virtual_time = part.virtual_time.max(d.floor);
+            }
+            None => {
+                let v = t.past_time.entry(device).or_default();
+                *v = (*v).max(d.floor);
+            }
         }
     }
 
-    /// The clients that wait for lease on a device, the next one first.
-    ///
-    /// Tasks within their request come first, by priority and time. The others go by virtual time.
-    pub(crate) fn candidates(&self, device: DeviceId, sums: &Sums) -> Vec<Candidate> {
-        let free = self.free(device);
-        let mut all: Vec<_> = self
-            .on(device)
-            .filter(|(_, c)| !c.asks.is_empty() && !self.task_of(c).paused)
-            .map(|(id, c)| self.candidate(id, c, sums, free))
-            .collect();
-        all.sort_by_key(|c| {
-            let t = &self.tasks[&c.task];
-            let v = if c.guaranteed { 0 } else { t.virtual_time(device) };
-            let v = if c.starving { 0 } else { v };
-            (
-                !c.guaranteed,
-                !c.starving,
-                v,
-                Reverse(t.spec.priority),
-                c.since,
-                c.client,
-            )
-        });
-        all
+    /// The lowest virtual time among those that contend. Those that run are brought up to date on the way.
+    fn lowest_contending(&mut self, device: DeviceId) -> Option<u64> {
+        let now = self.now;
+        let d = self.devices.get_mut(&device)?;
+        for _ in 0..CONSIDERED {
+            let (key, task) = d.index.contends.first().copied()?;
+            let part = d.parts.get_mut(&task)?;
+            let v = part.virtual_time(now, self.tasks.get(&task)?.pace());
+            if v == key {
+                return Some(v);
+            }
+            part.contends = Some(v);
+            d.index.contends.remove(&(key, task));
+            d.index.contends.insert((v, task));
+        }
+        // With very many the lowest may be a little more by now.
+        d.index.contends.first().map(|(key, _)| *key)
     }
 
-    fn candidate(&self, id: ClientId, c: &Client, sums: &Sums, free: Bytes) -> Candidate {
-        let back = c.asked(AskKind::Restore);
-        let new = c
-            .asks
-            .iter()
-            .find(|a| a.kind == AskKind::Alloc)
-            .map_or(Bytes::ZERO, |a| a.left);
-        let since = c.asks.iter().map(|a| a.since).min().unwrap_or(self.now);
-        let after = sums[&c.task].footprint.saturating_add(new);
-        let need = back.saturating_add(new);
-        let later = c.away().saturating_sub(back);
+    pub(crate) fn candidate(&self, key: &RankKey) -> Candidate {
+        let c = &*self.clients[&key.client];
+        let need = c.linked.need;
+        let later = c.away().saturating_sub(c.asked(AskKind::Restore));
         Candidate {
-            client: id,
+            client: key.client,
             task: c.task,
-            guaranteed: after <= self.task_of(c).guaranteed(c.device),
+            key: *key,
+            guaranteed: !key.burst,
             need,
-            short: need.saturating_add(later).saturating_sub(free),
+            short: need.saturating_add(later).saturating_sub(self.free(c.device)),
             later,
             copy_in: c.away(),
-            since,
-            starving: since.after(self.config.starve_after) <= self.now,
+            since: key.since,
+            starving: !key.patient,
         }
+    }
+
+    /// Those who run on a device and may have to give way, as far as they are looked at.
+    pub(crate) fn holders(&self, device: DeviceId) -> Vec<Holder<'_>> {
+        let d = &self.devices[&device];
+        let running = d.index.running.iter().take(HOLDERS);
+        running
+            .map(|key| {
+                let c = &*self.clients[&key.client];
+                let t = self.task_of(c);
+                Holder {
+                    id: key.client,
+                    client: c,
+                    virtual_time: d.parts[&c.task].virtual_time(self.now, t.pace()),
+                    pace: t.pace(),
+                    priority: t.spec.priority,
+                }
+            })
+            .filter(|h| !h.client.suspended())
+            .collect()
+    }
+
+    /// What those who run would have to give if their turns are over in favour of a candidate, and when the next turn will be.
+    pub(crate) fn prospects(
+        &self,
+        device: DeviceId,
+        holders: &[Holder<'_>],
+        next: &Candidate,
+    ) -> (Bytes, Option<Time>) {
+        let d = &self.devices[&device];
+        let back = d.back.time(next.copy_in);
+        let v = self.virtual_time(next.task, device);
+        let priority = self.tasks[&next.task].spec.priority;
+        let (mut over, mut soonest) = (Bytes::ZERO, None);
+        for h in holders.iter().filter(|h| h.id != next.client) {
+            let turn = self.turn_end_at(d, h.client, next, back, priority > h.priority);
+            let behind = if next.starving {
+                0
+            } else {
+                v.saturating_sub(h.virtual_time)
+            };
+            let at = turn.max(Time(self.now.0.saturating_add(behind.div_ceil(h.pace))));
+            if at <= self.now {
+                over = over.saturating_add(h.client.movable());
+            } else if soonest.is_none_or(|s| at < s) {
+                soonest = Some(at);
+            }
+        }
+        (over, soonest)
     }
 
     /// When the turn of a running client may end in favour of a waiting one, as far as time on the GPU goes.
     pub(crate) fn turn_end(&self, holder: &Client, next: &Candidate) -> Time {
-        let d = &self.devices[&holder.device];
+        let d = self.device_of(holder);
+        let higher = self.tasks[&next.task].spec.priority > self.task_of(holder).spec.priority;
+        self.turn_end_at(d, holder, next, d.back.time(next.copy_in), higher)
+    }
+
+    fn turn_end_at(&self, d: &Device, holder: &Client, next: &Candidate, back: u64, higher: bool) -> Time {
         let moved = next.short.min(holder.movable());
-        let copy = d.out.time(moved).saturating_add(d.back.time(next.copy_in));
+        let copy = d.out.time(moved).saturating_add(back);
         let turn = copy
             .max(holder.turn_cost)
             .saturating_mul(u64::from(self.config.turn_per_copy))
             .max(nanos(self.config.min_turn));
         let full = Time(holder.turn_start.0.saturating_add(turn));
-        let higher = self.tasks[&next.task].spec.priority > self.task_of(holder).spec.priority;
         if higher {
             // Early, if the copying of earlier switches is paid for.
             let early = holder
                 .turn_start
                 .after(self.config.min_turn)
-                .max(Time(self.now.0.saturating_add(d.debt)));
+                .max(Time(self.now.0.saturating_add(d.debt(self.now))));
             full.min(early)
         } else {
             full
@@ -208,11 +225,14 @@ impl Arbiter {
         if next.starving {
             return self.now;
         }
-        let t = self.task_of(holder);
-        let behind = self.tasks[&next.task]
-            .virtual_time(holder.device)
-            .saturating_sub(t.virtual_time(holder.device));
-        Time(self.now.0.saturating_add(behind.div_ceil(t.pace())))
+        let behind = self
+            .virtual_time(next.task, holder.device)
+            .saturating_sub(self.virtual_time(holder.task, holder.device));
+        Time(
+            self.now
+                .0
+                .saturating_add(behind.div_ceil(self.task_of(holder).pace())),
+        )
     }
 
     /// Whether a running client must give way to a waiting one.

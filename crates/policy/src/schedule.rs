@@ -19,74 +19,127 @@ use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
 use crate::Arbiter;
 use crate::action::{Action, DenyReason, Depth, Note, ReclaimReason};
 use crate::event::{AskId, AskKind, Outcome};
-use crate::ledger::Sums;
-use crate::rank::Candidate;
-use crate::state::Order;
+use crate::rank::{CONSIDERED, Candidate, HOLDERS, LOOKED_AT};
+use crate::state::{Client, Device, Order};
 use crate::time::{Time, nanos};
-
-/// How many of those who wait are considered for gathering at a time: with very many, the first ones are enough to keep
-/// the card full, and an event stays cheap.
-pub(crate) const CONSIDERED: usize = 12;
 
 /// The most rounds of one pass.
 const ROUNDS: usize = 16;
 
 impl Arbiter {
-    /// Does on every device what can be done now.
+    /// Does what can be done now on every device where something changed.
     pub(crate) fn schedule(&mut self, out: &mut Vec<Action>) {
         self.late_pauses();
-        let devices: Vec<DeviceId> = self.devices.keys().copied().collect();
-        for device in devices {
-            self.give_up_orders(device, out);
-            self.expire_asks(device, out);
-            self.evict_paused(device, out);
-            self.shrink_tasks(device, out);
-            self.shrink_device(device, out);
-            // What one got decides what others can have: until nothing changes (or for long enough).
-            for _ in 0..ROUNDS {
-                let before = out.len();
-                self.serve(device, out);
-                self.expire_asks(device, out);
-                self.gather(device, out);
-                self.cancel_unneeded(device, out);
-                if out.len() == before {
-                    break;
-                }
+        // One device's pass may change what another one's clients are to do.
+        for _ in 0..ROUNDS {
+            let mut devices = core::mem::take(&mut self.dirty);
+            devices.sort_unstable();
+            for device in &devices {
+                self.pass(*device, out);
             }
-            self.release_idle(device, out);
-            self.settle(device);
+            devices.clear();
+            if self.dirty.is_empty() {
+                // Kept for its memory.
+                self.dirty = devices;
+                break;
+            }
         }
         self.tell_paused(out);
     }
 
-    /// An order without progress counts as refused.
-    fn give_up_orders(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let (now, config) = (self.now, self.config.clone());
-        for (id, c) in self.clients.iter_mut().filter(|(_, c)| c.device == device) {
-            let late = c
-                .order
-                .as_ref()
-                .is_some_and(|o| o.last_progress.after(config.order_timeout) <= now);
-            if !late {
-                continue;
-            }
-            if let Some(order) = c.order.take() {
-                if !order.cancelled {
-                    out.push(Action::CancelReclaim {
-                        client: *id,
-                        order: order.id,
-                    });
+    fn pass(&mut self, device: DeviceId, out: &mut Vec<Action>) {
+        let mut touched = self.touched_on(device);
+        for id in &touched {
+            self.give_up_order(*id, out);
+        }
+        for id in &touched {
+            self.expire_asks(*id, out);
+            self.evict_paused(*id, out);
+        }
+        self.shrink_tasks(device, out);
+        self.shrink_device(device, out);
+        let d = &self.devices[&device];
+        let waited_for =
+            d.again && (!d.index.rank.is_empty() || d.gathering.is_some() || !d.index.orders.is_empty());
+        if !waited_for && self.devices[&device].again {
+            self.cancel_unneeded(device, out);
+        }
+        // What one got decides what others can have: until nothing changes (or for long enough).
+        for _ in 0..if waited_for { ROUNDS } else { 0 } {
+            let before = out.len();
+            self.serve(device, out);
+            if self.devices[&device].touched.len() != touched.len() {
+                touched = self.touched_on(device);
+                for id in &touched {
+                    self.expire_asks(*id, out);
                 }
-                c.idle_released = false;
-                c.last_outcome = Some(Outcome::Busy);
-                let pause_ms = c.back_off(now, config.retry, config.retry_max, true);
-                out.push(Action::Note(Note::BackingOff {
-                    client: *id,
-                    order: order.id,
-                    outcome: Outcome::Busy,
-                    pause_ms,
-                }));
             }
+            self.gather(device, out);
+            self.cancel_unneeded(device, out);
+            if out.len() == before {
+                break;
+            }
+        }
+        for id in self.touched_on(device) {
+            self.release_idle(id, out);
+        }
+        self.settle(device);
+        if let Some(d) = self.devices.get_mut(&device)
+            && core::mem::take(&mut d.again)
+        {
+            self.set_recheck(device);
+        }
+        for id in self.touched_on(device) {
+            self.note_state(id);
+        }
+        if let Some(d) = self.devices.get_mut(&device) {
+            d.touched.clear();
+            d.dirty = false;
+        }
+    }
+
+    /// The clients of a device that changed, in order, each once.
+    fn touched_on(&mut self, device: DeviceId) -> Vec<ClientId> {
+        let Some(d) = self.devices.get_mut(&device) else {
+            return Vec::new();
+        };
+        d.touched.sort_unstable();
+        d.touched.dedup();
+        d.touched.clone()
+    }
+
+    /// An order without progress counts as refused.
+    fn give_up_order(&mut self, id: ClientId, out: &mut Vec<Action>) {
+        let (now, timeout) = (self.now, self.config.order_timeout);
+        let (retry, retry_max) = (self.config.retry, self.config.retry_max);
+        let late = self.clients.get(&id).is_some_and(|c| {
+            c.order
+                .as_ref()
+                .is_some_and(|o| o.last_progress.after(timeout) <= now)
+        });
+        if !late {
+            return;
+        }
+        let given_up = self.edit(id, |c| {
+            let order = c.order.take()?;
+            c.idle_released = false;
+            c.last_outcome = Some(Outcome::Busy);
+            let pause_ms = c.back_off(now, retry, retry_max, true);
+            Some((order, pause_ms))
+        });
+        if let Some((order, pause_ms)) = given_up.flatten() {
+            if !order.cancelled {
+                out.push(Action::CancelReclaim {
+                    client: id,
+                    order: order.id,
+                });
+            }
+            out.push(Action::Note(Note::BackingOff {
+                client: id,
+                order: order.id,
+                outcome: Outcome::Busy,
+                pause_ms,
+            }));
         }
     }
 
@@ -95,6 +148,9 @@ impl Arbiter {
         let client = &self.clients[&id];
         let limit = self.task_of(client).spec.limit?;
         let charged = self.footprint(client.task, client.device);
+        if charged.saturating_add(bytes) <= limit {
+            return None;
+        }
         let least = charged.saturating_sub(self.unused_beside(id));
         (least.saturating_add(bytes) > limit).then_some(DenyReason::OverLimit {
             asked: bytes,
@@ -103,40 +159,19 @@ impl Arbiter {
         })
     }
 
-    /// The same for the device: others that want what is guaranteed to them would always be in the way.
+    /// The same for the device: others that never lend what is guaranteed to them would always be in the way. One that lends
+    /// when it idles, or is paused, is waited for.
     pub(crate) fn never_fits(&self, id: ClientId, bytes: Bytes) -> Option<DenyReason> {
         let client = &self.clients[&id];
-        let guaranteed: Bytes = self
-            .tasks
-            .iter()
-            .filter(|(id, t)| **id != client.task && !t.guaranteed(client.device).is_zero())
-            .map(|(id, _)| self.protected(*id, client.device))
-            .sum();
-        let usable = self.managed(client.device).saturating_sub(guaranteed);
+        let d = self.device_of(client);
+        let own = self.task_of(client).kept(client.device);
+        let usable = d.managed().saturating_sub(d.kept.saturating_sub(own));
         let footprint = client.held().saturating_add(client.away()).saturating_add(bytes);
         (footprint > usable).then_some(DenyReason::NeverFits { footprint, usable })
     }
 
-    /// When an ask is denied for having waited, if ever.
-    pub(crate) fn ask_deadline(&self, id: ClientId, ask: AskId) -> Option<Time> {
-        let client = &self.clients[&id];
-        if self.task_of(client).paused {
-            return None;
-        }
-        let a = client.asks.iter().find(|a| a.id == ask)?;
-        let patient = a.since.after(self.config.alloc_wait_max);
-        match a.kind {
-            AskKind::Alloc if a.long => Some(patient),
-            // One that is being served is worth waiting for.
-            AskKind::Alloc if self.devices[&client.device].gathering == Some(id) => Some(patient),
-            AskKind::Alloc => Some(a.since.after(self.config.alloc_wait).min(patient)),
-            AskKind::Restore => self.restore_over_limit(id).is_some().then_some(patient),
-        }
-    }
-
     /// Why a restore has to wait for another limit, if it has.
-    pub(crate) fn restore_over_limit(&self, id: ClientId) -> Option<DenyReason> {
-        let client = &self.clients[&id];
+    pub(crate) fn restore_over_limit(&self, client: &Client) -> Option<DenyReason> {
         let limit = self.task_of(client).limit();
         let asked = client.asked(AskKind::Restore);
         let charged = client.held();
@@ -147,28 +182,28 @@ impl Arbiter {
         })
     }
 
-    fn expire_asks(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let open: Vec<(ClientId, AskId)> = self
-            .on(device)
-            .flat_map(|(id, c)| c.asks.iter().map(move |a| (id, a.id)))
-            .collect();
-        for (id, ask) in open {
-            let Some(a) = self.clients[&id].asks.iter().find(|a| a.id == ask).cloned() else {
-                continue;
-            };
-            let late = self.ask_deadline(id, ask).is_some_and(|t| t <= self.now);
+    fn expire_asks(&mut self, id: ClientId, out: &mut Vec<Action>) {
+        let mut at = 0;
+        while let Some(c) = self.clients.get(&id)
+            && let Some(a) = c.asks.get(at)
+        {
+            let late = self.ask_deadline(id, c, a).is_some_and(|t| t <= self.now);
             let denied = match a.kind {
                 AskKind::Alloc => match self.over_limit(id, a.left) {
                     Some(reason) => Some((reason, true)),
                     None => late.then_some((DenyReason::TimedOut, false)),
                 },
                 AskKind::Restore => late
-                    .then(|| self.restore_over_limit(id))
+                    .then(|| self.restore_over_limit(c))
                     .flatten()
                     .map(|reason| (reason, false)),
             };
-            if let Some((reason, last)) = denied {
-                self.deny(id, ask, reason, last, out);
+            match denied {
+                Some((reason, last)) => {
+                    let ask = a.id;
+                    self.deny(id, ask, reason, last, out);
+                }
+                None => at += 1,
             }
         }
     }
@@ -181,11 +216,12 @@ impl Arbiter {
         last: bool,
         out: &mut Vec<Action>,
     ) {
-        if let Some(c) = self.clients.get_mut(&id) {
+        let now = self.now;
+        self.edit(id, |c| {
             c.asks.retain(|a| a.id != ask);
             // It has its answer and goes on with it.
-            c.last_touch = self.now;
-        }
+            c.last_touch = now;
+        });
         out.push(Action::Deny {
             client: id,
             ask,
@@ -204,29 +240,31 @@ impl Arbiter {
         out: &mut Vec<Action>,
     ) {
         let now = self.now;
-        let Some(c) = self.clients.get_mut(&id) else {
+        let Some(c) = self.clients.get(&id) else {
             return;
         };
         let most = c.movable();
         if c.order.is_some() || most.is_zero() || bytes.is_zero() {
             return;
         }
-        if depth == Depth::Evict {
-            // What overrules a promise ends it.
-            c.forgive(now);
-        }
         self.last_order += 1;
         let order = OrderId(self.last_order);
-        c.last_reason = Some(reason);
-        c.order = Some(Order {
-            id: order,
-            bytes: bytes.min(most),
-            got: Bytes::ZERO,
-            depth,
-            reason,
-            last_progress: now,
-            cancelled: false,
-            evicted_before: c.evicted,
+        self.edit(id, |c| {
+            if depth == Depth::Evict {
+                // What overrules a promise ends it.
+                c.forgive(now);
+            }
+            c.last_reason = Some(reason);
+            c.order = Some(Order {
+                id: order,
+                bytes: bytes.min(most),
+                got: Bytes::ZERO,
+                depth,
+                reason,
+                last_progress: now,
+                cancelled: false,
+                evicted_before: c.evicted,
+            });
         });
         out.push(Action::Reclaim {
             client: id,
@@ -237,24 +275,25 @@ impl Arbiter {
         });
     }
 
-    fn evict_paused(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let ids: Vec<ClientId> = self
-            .on(device)
-            .filter(|(_, c)| self.task_of(c).paused && !c.settled && !self.left_alone(c))
-            .map(|(id, _)| id)
-            .collect();
-        for id in ids {
+    fn evict_paused(&mut self, id: ClientId, out: &mut Vec<Action>) {
+        let due = self
+            .clients
+            .get(&id)
+            .is_some_and(|c| self.task_of(c).paused && !c.settled && !self.left_alone(c));
+        if due {
             self.order(id, Bytes::MAX, Depth::Evict, ReclaimReason::Paused, out);
         }
     }
 
     /// Brings tasks back under their limits: what they do not use always, live memory only where that was forced.
     fn shrink_tasks(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        for (task, sum) in self.sums(device) {
-            let excess = sum
+        let tasks: Vec<TaskId> = self.devices[&device].index.excess.iter().copied().collect();
+        for task in tasks {
+            let sums = self.devices[&device].parts[&task].sums;
+            let excess = sums
                 .held
                 .saturating_sub(self.tasks[&task].limit())
-                .saturating_sub(sum.ordered);
+                .saturating_sub(sums.ordered);
             if excess.is_zero() {
                 continue;
             }
@@ -288,52 +327,57 @@ impl Arbiter {
         }
     }
 
-    fn excess_of_device(&self, device: DeviceId) -> Bytes {
-        let ordered: Bytes = self
-            .on(device)
-            .filter_map(|(_, c)| c.order.as_ref())
-            .map(|o| o.pending())
-            .sum();
-        self.used(device)
-            .saturating_sub(self.devices[&device].capacity)
-            .saturating_sub(ordered)
-    }
-
     /// Takes back what the device does not have (any more): unused lease, then from the idle, then from those who wait.
     ///
     /// Clients that run keep what they use: it is there, or the driver would not have given it. What is over by the books
     /// is the reserve, and evicting a program for that could stop it for good. Nothing is granted until the sum is right.
     fn shrink_device(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let mut left = self.excess_of_device(device);
+        let d = &self.devices[&device];
+        let mut left = d.used().saturating_sub(d.capacity).saturating_sub(d.sums.ordered);
         if left.is_zero() {
             return;
         }
-        let mut clients: Vec<_> = self
-            .on(device)
-            .filter(|(_, c)| c.order.is_none() && !self.left_alone(c))
-            .map(|(id, c)| {
-                let within = self.footprint(c.task, device) <= self.protected(c.task, device);
-                let runs = self.active(c) && !c.suspended();
-                (within, runs, self.task_of(c).spec.priority, c.last_touch, id)
-            })
-            .collect();
-        clients.sort();
+        let may = |id: &ClientId| {
+            let c = &self.clients[id];
+            c.order.is_none() && !self.left_alone(c)
+        };
         let mut orders: Vec<(ClientId, Bytes, Depth)> = Vec::new();
-        for (.., id) in &clients {
-            let n = left.min(self.unused(&self.clients[id]));
+        for id in d.index.spare.iter().map(|key| key.client).filter(&may) {
+            if left.is_zero() {
+                break;
+            }
+            let n = left.min(self.unused(&self.clients[&id]));
             left = left.saturating_sub(n);
-            orders.push((*id, n, Depth::Unused));
+            orders.push((id, n, Depth::Unused));
         }
-        for order in &mut orders {
-            let c = &self.clients[&order.0];
-            if self.active(c) && !c.suspended() {
+        // Those within what their task requested come last.
+        let protected = |id: &ClientId| {
+            let part = self.part_of(&self.clients[id]);
+            part.footprint() <= part.protected
+        };
+        let stopped = || {
+            d.index
+                .idle
+                .iter()
+                .chain(&d.index.waiting)
+                .map(|key| key.client)
+                .filter(&may)
+        };
+        let bursts = stopped().filter(|id| !protected(id));
+        for id in bursts.chain(stopped().filter(protected)) {
+            if left.is_zero() {
+                break;
+            }
+            let at = orders.iter().position(|(other, ..)| *other == id);
+            let taken = at.map_or(Bytes::ZERO, |at| orders[at].1);
+            let n = left.min(self.clients[&id].movable().saturating_sub(taken));
+            left = left.saturating_sub(n);
+            if n.is_zero() {
                 continue;
             }
-            let n = left.min(c.movable().saturating_sub(order.1));
-            left = left.saturating_sub(n);
-            if !n.is_zero() {
-                order.1 = order.1.saturating_add(n);
-                order.2 = Depth::Evict;
+            match at {
+                Some(at) => orders[at] = (id, taken.saturating_add(n), Depth::Evict),
+                None => orders.push((id, n, Depth::Evict)),
             }
         }
         for (id, bytes, depth) in orders {
@@ -344,15 +388,27 @@ impl Arbiter {
     /// The waiting client that has waited long enough to keep others from starting to run before it.
     ///
     /// Only once it is owed the card: as long as someone who runs has had less of it, others may go on behind that.
-    fn barrier(&self, device: DeviceId, order: &[Candidate], sums: &Sums) -> Option<Candidate> {
-        let next = order.iter().find(|c| !c.guaranteed && self.possible(c, sums))?;
+    fn barrier(&self, device: DeviceId) -> Option<Candidate> {
+        let d = &self.devices[&device];
+        let next = d
+            .index
+            .rank
+            .iter()
+            .filter(|key| key.burst)
+            .take(LOOKED_AT)
+            .map(|key| self.candidate(key))
+            .find(|c| self.possible(c))?;
         let waited = next.since.after(self.config.patience) <= self.now;
         let owed = || {
-            self.on(device)
-                .filter(|(id, c)| *id != next.client && self.active(c) && !c.suspended())
-                .all(|(_, c)| self.caught_up(c, next) <= self.now)
+            d.index
+                .running
+                .iter()
+                .take(HOLDERS)
+                .map(|key| (key.client, &*self.clients[&key.client]))
+                .filter(|(id, c)| *id != next.client && !c.suspended())
+                .all(|(_, c)| self.caught_up(c, &next) <= self.now)
         };
-        (waited && owed()).then_some(*next)
+        (waited && owed()).then_some(next)
     }
 
     /// Whether a candidate may be served with regard to one that has waited long.
@@ -364,76 +420,136 @@ impl Arbiter {
         let runs = self.active(client) && !client.suspended() && !client.lease.is_zero();
         c.guaranteed
             || c.client == b.client
-            || self.devices[&client.device].gathering == Some(c.client)
+            || self.device_of(client).gathering == Some(c.client)
             || (runs && !self.turn_over(client, b))
     }
 
     /// Grants what free room is enough for.
     fn serve(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let sums = self.sums(device);
-        let order = self.candidates(device, &sums);
-        if order.is_empty() {
+        let d = &self.devices[&device];
+        let free = d.free();
+        if d.index.needs.first().is_none_or(|(least, _)| *least > free) {
             return;
         }
-        let barrier = self.barrier(device, &order, &sums);
-        for c in &order {
-            // Room that comes free belongs to the one who gathers.
-            let kept = match self.devices[&device].gathering {
-                Some(g) if g != c.client && !c.guaranteed => order
-                    .iter()
-                    .find(|o| o.client == g)
-                    .map_or(Bytes::ZERO, |o| o.need),
-                _ => Bytes::ZERO,
-            };
-            if !self.may_pass(c, barrier.as_ref()) {
-                continue;
+        let first: Vec<Candidate> = d
+            .index
+            .rank
+            .iter()
+            .take(LOOKED_AT)
+            .map(|key| self.candidate(key))
+            .collect();
+        let barrier = self.barrier(device);
+        let kept = d
+            .gathering
+            .and_then(|g| self.clients.get(&g).map(|c| (g, c.linked.need)));
+        for c in &first {
+            self.serve_one(device, c, kept, barrier.as_ref(), out);
+        }
+        if first.len() < LOOKED_AT {
+            return;
+        }
+        // Behind those, whoever needs least.
+        while let Some((least, id)) = self.devices[&device].index.needs.first().copied() {
+            let before = out.len();
+            if least > self.free(device) {
+                break;
             }
-            let room = self
-                .free(device)
-                .saturating_sub(kept)
-                .min(self.limit_room(c.task, device));
-            let back = self.clients[&c.client].asked(AskKind::Restore);
-            let mut left = room;
-            for a in self.clients[&c.client].asks.clone() {
-                let fits = match a.kind {
-                    AskKind::Alloc => a.left <= left,
-                    AskKind::Restore => back <= room && a.left <= left,
-                };
-                if fits {
-                    left = left.saturating_sub(a.left);
-                    self.grant(c.client, a.id, a.left, out);
-                }
+            let Some(key) = self.clients[&id].linked.rank else {
+                break;
+            };
+            let c = self.candidate(&key);
+            self.serve_one(device, &c, kept, barrier.as_ref(), out);
+            if out.len() == before {
+                break;
+            }
+        }
+    }
+
+    fn serve_one(
+        &mut self,
+        device: DeviceId,
+        c: &Candidate,
+        kept: Option<(ClientId, Bytes)>,
+        barrier: Option<&Candidate>,
+        out: &mut Vec<Action>,
+    ) {
+        // Room that comes free belongs to the one who gathers.
+        let kept = match kept {
+            Some((g, need))
+                if g != c.client && !c.guaranteed && self.devices[&device].gathering == Some(g) =>
+            {
+                need
+            }
+            _ => Bytes::ZERO,
+        };
+        let room = self
+            .free(device)
+            .saturating_sub(kept)
+            .min(self.limit_room(c.task, device));
+        if room.is_zero() || !self.may_pass(c, barrier) {
+            return;
+        }
+        let client = &self.clients[&c.client];
+        let back = client.asked(AskKind::Restore);
+        let mut left = room;
+        let asks: Vec<(AskId, AskKind, Bytes)> = client.asks.iter().map(|a| (a.id, a.kind, a.left)).collect();
+        for (ask, kind, bytes) in asks {
+            let fits = match kind {
+                AskKind::Alloc => bytes <= left,
+                AskKind::Restore => back <= room && bytes <= left,
+            };
+            if fits {
+                left = left.saturating_sub(bytes);
+                self.grant(c.client, ask, bytes, out);
             }
         }
     }
 
     /// Chooses the client to gather for, gives it what is free, and orders the rest from others.
     fn gather(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let sums = self.sums(device);
-        let order = self.candidates(device, &sums);
-        if order.is_empty() {
-            if let Some(d) = self.devices.get_mut(&device) {
-                d.gathering = None;
-            }
+        let d = &self.devices[&device];
+        let before = d.gathering;
+        if d.index.rank.is_empty() {
+            self.set_gathering(device, None);
             return;
         }
-        let barrier = self.barrier(device, &order, &sums);
-        let before = self.devices[&device].gathering;
-        let current = order.iter().find(|c| Some(c.client) == before);
+        let current = before
+            .and_then(|g| self.clients.get(&g))
+            .and_then(|c| c.linked.rank)
+            .map(|key| self.candidate(&key));
+        let kept = current.and_then(|c| {
+            let plan = self.plan(device, &c);
+            plan.enough.then_some((c, plan))
+        });
+        let d = &self.devices[&device];
+        let barrier = self.barrier(device);
+        let holders = self.holders(device);
+        let stopped = d.index.movable[0].saturating_add(d.index.movable[1]);
+        // More than could come of any plan: most candidates of a full card need not be looked at more closely.
+        let hopeless = |c: &Candidate| {
+            let need = c.need.saturating_add(c.later);
+            let short = need.saturating_sub(d.free()).saturating_sub(d.sums.ordered);
+            if c.guaranteed || !d.index.spare.is_empty() || short <= stopped {
+                return false;
+            }
+            let (over, _) = self.prospects(device, &holders, c);
+            short > stopped.saturating_add(over)
+        };
         let first = |guaranteed_only: bool| {
-            order
+            d.index
+                .rank
                 .iter()
-                .filter(|c| c.guaranteed || !guaranteed_only)
-                .filter(|c| self.may_pass(c, barrier.as_ref()) && self.possible(c, &sums))
+                .take_while(|key| !key.burst || !guaranteed_only)
+                .take(LOOKED_AT)
+                .map(|key| self.candidate(key))
+                .filter(|c| self.may_pass(c, barrier.as_ref()) && self.possible(c))
                 .take(CONSIDERED)
+                .filter(|c| !hopeless(c))
                 .find_map(|c| {
-                    let plan = self.plan(device, c, &order, &sums);
-                    plan.enough.then_some((*c, plan))
+                    let plan = self.plan(device, &c);
+                    plan.enough.then_some((c, plan))
                 })
         };
-        let kept = current
-            .map(|c| (*c, self.plan(device, c, &order, &sums)))
-            .filter(|(_, plan)| plan.enough);
         let chosen = match kept {
             Some((c, plan)) if c.guaranteed => Some((c, plan)),
             Some(kept) => first(true).or(Some(kept)),
@@ -441,7 +557,9 @@ impl Arbiter {
         };
         let after = chosen.as_ref().map(|(c, _)| c.client);
         if before != after {
-            if let Some(client) = before.filter(|b| order.iter().any(|c| c.client == *b)) {
+            if let Some(client) = before
+                && current.is_some()
+            {
                 out.push(Action::Note(Note::ReservationDropped { client }));
             }
             if let Some((c, _)) = &chosen {
@@ -451,19 +569,15 @@ impl Arbiter {
                 }));
             }
         }
-        if let Some(d) = self.devices.get_mut(&device) {
-            d.gathering = after;
-        }
+        self.set_gathering(device, after);
         let Some((c, plan)) = chosen else {
             return;
         };
         if before != after {
             let d = &self.devices[&device];
-            let short = c.need.saturating_sub(self.free(device));
+            let short = c.need.saturating_sub(d.free());
             let cost = d.out.time(short).saturating_add(d.back.time(c.copy_in));
-            if let Some(client) = self.clients.get_mut(&c.client) {
-                client.turn_cost = cost;
-            }
+            self.edit(c.client, |c| c.turn_cost = cost);
         }
         self.grant_pieces(device, &c, out);
         for (victim, bytes, depth, reason) in plan.orders {
@@ -471,12 +585,32 @@ impl Arbiter {
         }
     }
 
+    /// Room is gathered for this client from here on. Both are looked at: it shows in their state and their deadlines.
+    fn set_gathering(&mut self, device: DeviceId, client: Option<ClientId>) {
+        let Some(d) = self.devices.get_mut(&device) else {
+            return;
+        };
+        let before = core::mem::replace(&mut d.gathering, client);
+        if before == client {
+            return;
+        }
+        for id in before.into_iter().chain(client) {
+            self.look(id);
+        }
+    }
+
     /// Streams what is free to the restore asks of the one who gathers.
     fn grant_pieces(&mut self, device: DeviceId, c: &Candidate, out: &mut Vec<Action>) {
-        for a in self.clients[&c.client].asks.clone() {
+        let restores: Vec<(AskId, Bytes)> = self.clients[&c.client]
+            .asks
+            .iter()
+            .filter(|a| a.kind == AskKind::Restore)
+            .map(|a| (a.id, a.left))
+            .collect();
+        for (ask, left) in restores {
             let room = self.free(device).min(self.limit_room(c.task, device));
-            if a.kind == AskKind::Restore && !room.is_zero() {
-                self.grant(c.client, a.id, a.left.min(room), out);
+            if !room.is_zero() {
+                self.grant(c.client, ask, left.min(room), out);
             }
         }
     }
@@ -485,56 +619,51 @@ impl Arbiter {
         let now = self.now;
         let client = &self.clients[&id];
         let was_active = self.active(client);
-        debug_assert!(
-            bytes <= self.free(client.device),
-            "a grant never passes the device"
-        );
+        let d = self.device_of(client);
+        debug_assert!(bytes <= d.free(), "a grant never passes the device");
         debug_assert!(
             bytes <= self.limit_room(client.task, client.device),
             "a grant never passes the limit"
         );
-        let d = &self.devices[&client.device];
+        let device = client.device;
         let gathered = d.gathering == Some(id);
         let own_cost = d.back.time(client.incoming.saturating_add(bytes));
         // Twice the estimate, and what a client may take to answer: only a fallback for news that never come.
         let restore_time = nanos(self.config.order_timeout).saturating_add(own_cost.saturating_mul(2));
-        let Some(c) = self.clients.get_mut(&id) else {
-            return;
-        };
-        let Some(at) = c.asks.iter().position(|a| a.id == ask) else {
-            return;
-        };
-        let kind = c.asks[at].kind;
-        c.asks[at].left = c.asks[at].left.saturating_sub(bytes);
-        let complete = c.asks[at].left.is_zero();
-        if complete {
-            c.asks.remove(at);
-        }
-        c.lease = c.lease.saturating_add(bytes);
-        c.last_grant = now;
-        c.last_touch = now;
-        c.idle_released = false;
-        if kind == AskKind::Restore {
-            c.incoming = c.incoming.saturating_add(bytes);
-            if !c.wants_back() {
-                if !gathered {
-                    c.turn_cost = own_cost;
+        let granted = self.edit(id, |c| {
+            let at = c.asks.iter().position(|a| a.id == ask)?;
+            let kind = c.asks[at].kind;
+            c.asks[at].left = c.asks[at].left.saturating_sub(bytes);
+            let complete = c.asks[at].left.is_zero();
+            if complete {
+                c.asks.remove(at);
+            }
+            c.lease = c.lease.saturating_add(bytes);
+            c.last_grant = now;
+            c.last_touch = now;
+            c.idle_released = false;
+            if kind == AskKind::Restore {
+                c.incoming = c.incoming.saturating_add(bytes);
+                if !c.wants_back() {
+                    if !gathered {
+                        c.turn_cost = own_cost;
+                    }
+                    c.restoring_until = Time(now.0.saturating_add(restore_time));
+                    c.owed_restore = true;
+                    c.turn_start = now;
                 }
-                c.restoring_until = Time(now.0.saturating_add(restore_time));
-                c.owed_restore = true;
+            } else if !was_active {
+                // It was stopped for want of this; its turn starts here.
                 c.turn_start = now;
             }
-        } else if !was_active {
-            // It was stopped for want of this; its turn starts here.
-            c.turn_start = now;
-        }
-        let served = !c.wants_back() && (c.asks.is_empty() || (complete && kind == AskKind::Alloc));
-        let device = c.device;
-        if served
-            && let Some(d) = self.devices.get_mut(&device)
-            && d.gathering == Some(id)
-        {
-            d.gathering = None;
+            let served = !c.wants_back() && (c.asks.is_empty() || (complete && kind == AskKind::Alloc));
+            Some((complete, served))
+        });
+        let Some((complete, served)) = granted.flatten() else {
+            return;
+        };
+        if served && gathered {
+            self.set_gathering(device, None);
         }
         out.push(Action::Grant {
             client: id,
@@ -546,100 +675,75 @@ impl Arbiter {
 
     /// Takes orders back whose reason is gone.
     fn cancel_unneeded(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let gathering = self.devices[&device].gathering.is_some();
-        let over = self.used(device) > self.devices[&device].capacity;
-        let ids: Vec<ClientId> = self
-            .on(device)
-            .filter(|(_, c)| c.order.as_ref().is_some_and(|o| !o.cancelled))
-            .map(|(id, _)| id)
-            .collect();
+        let d = &self.devices[&device];
+        if d.gathering.is_some() || d.over() {
+            return;
+        }
+        // Those that were for others, and those of clients that changed.
+        let mut ids: Vec<ClientId> = d.index.orders.iter().chain(&d.touched).copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
         for id in ids {
-            let c = &self.clients[&id];
-            let Some(order) = &c.order else { continue };
+            let Some(c) = self.clients.get(&id) else { continue };
+            let Some(order) = c.order.as_ref().filter(|o| !o.cancelled) else {
+                continue;
+            };
             let needed = match order.reason {
                 ReclaimReason::Demand { .. }
                 | ReclaimReason::TurnEnded { .. }
-                | ReclaimReason::Guarantee { .. } => gathering || over,
-                ReclaimReason::Overcommitted => gathering || over,
-                ReclaimReason::LimitLowered => {
-                    gathering || self.held(c.task, device) > self.task_of(c).limit()
-                }
+                | ReclaimReason::Guarantee { .. }
+                | ReclaimReason::Overcommitted => false,
+                ReclaimReason::LimitLowered => self.held(c.task, device) > self.task_of(c).limit(),
                 ReclaimReason::Paused => self.task_of(c).paused,
-                ReclaimReason::IdleRelease => gathering || over || (!self.active(c) && c.asks.is_empty()),
+                ReclaimReason::IdleRelease => !self.active(c) && c.asks.is_empty(),
             };
             if !needed {
                 let order = order.id;
-                if let Some(o) = self.clients.get_mut(&id).and_then(|c| c.order.as_mut()) {
-                    o.cancelled = true;
-                }
+                self.edit(id, |c| {
+                    if let Some(o) = &mut c.order {
+                        o.cancelled = true;
+                    }
+                });
                 out.push(Action::CancelReclaim { client: id, order });
             }
         }
     }
 
-    /// When a client's memory is released unasked, if it is to be.
-    pub(crate) fn idle_release_at(&self, id: ClientId) -> Option<Time> {
-        let c = &self.clients[&id];
-        let t = self.task_of(c);
-        let wait = t.spec.idle_release?;
-        if t.paused || c.idle_released || c.order.is_some() || !c.asks.is_empty() || c.movable().is_zero() {
-            return None;
-        }
-        // An active client is never released, however short the time is set.
-        let idle = c.last_touch.after(wait.max(self.config.idle_after));
-        let mut at = idle.max(c.restoring_until).max(c.last_grant.after(wait));
-        if self.left_alone(c) {
-            at = at.max(c.leave_alone_until);
-        }
-        Some(at)
-    }
-
-    fn release_idle(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let ids: Vec<ClientId> = self
-            .on(device)
-            .map(|(id, _)| id)
-            .filter(|id| self.idle_release_at(*id).is_some_and(|t| t <= self.now))
-            .collect();
-        for id in ids {
-            if let Some(c) = self.clients.get_mut(&id) {
-                c.idle_released = true;
-            }
+    fn release_idle(&mut self, id: ClientId, out: &mut Vec<Action>) {
+        let due = self
+            .clients
+            .get(&id)
+            .and_then(|c| self.idle_release_at(c))
+            .is_some_and(|t| t <= self.now);
+        if due {
+            self.edit(id, |c| c.idle_released = true);
             self.order(id, Bytes::MAX, Depth::Evict, ReclaimReason::IdleRelease, out);
         }
     }
 
     /// Excuses end when the sums are right again; peaks are taken.
     fn settle(&mut self, device: DeviceId) {
-        let used = self.used(device);
-        if let Some(d) = self.devices.get_mut(&device) {
-            d.peak = d.peak.max(used);
-            d.excused &= used > d.capacity;
-        }
-        let excused: Vec<TaskId> = self
-            .tasks
-            .iter()
-            .filter(|(_, t)| t.excused.contains(&device))
-            .map(|(id, _)| *id)
-            .collect();
-        for task in excused {
-            if self.held(task, device) <= self.tasks[&task].limit()
-                && let Some(t) = self.tasks.get_mut(&task)
-            {
-                t.excused.remove(&device);
-            }
-        }
+        let Some(d) = self.devices.get_mut(&device) else {
+            return;
+        };
+        let used = d.used();
+        d.peak = d.peak.max(used);
+        d.excused &= used > d.capacity;
+        let Device {
+            excused_tasks, index, ..
+        } = d;
+        excused_tasks.retain(|task| index.excess.contains(task));
     }
 
     /// Says once that a pause is complete.
     fn tell_paused(&mut self, out: &mut Vec<Action>) {
-        let ids: Vec<TaskId> = self
-            .tasks
-            .iter()
-            .filter(|(_, t)| t.paused && !t.pause_told)
-            .map(|(id, _)| *id)
-            .collect();
+        let ids: Vec<TaskId> = self.telling.iter().copied().collect();
         for task in ids {
-            let clients = || self.clients.values().filter(|c| c.task == task);
+            let Some(t) = self.tasks.get(&task).filter(|t| t.paused && !t.pause_told) else {
+                self.telling.remove(&task);
+                continue;
+            };
+            let clients = || t.clients.iter().map(|id| &self.clients[id]);
             if clients().any(|c| c.order.is_some() || !(c.settled || c.movable().is_zero())) {
                 continue;
             }
@@ -647,6 +751,7 @@ impl Arbiter {
             if let Some(t) = self.tasks.get_mut(&task) {
                 t.pause_told = true;
             }
+            self.telling.remove(&task);
             out.push(Action::PauseDone { task, left });
         }
     }

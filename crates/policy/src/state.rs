@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use core::cmp::Reverse;
 use core::time::Duration;
 
 use ebb_units::{Bytes, ClientId, DeviceId, OrderId, Priority, TaskId};
 
 use crate::action::{Depth, ReclaimReason};
+use crate::config::PolicyConfig;
 use crate::event::{AskId, AskKind, Outcome, TaskSpec};
 use crate::time::{Time, nanos};
 use crate::view::ClientState;
@@ -21,27 +23,283 @@ pub(crate) struct Device {
     pub(crate) gathering: Option<ClientId>,
     pub(crate) out: Rate,
     pub(crate) back: Rate,
-    /// Copying that is not yet paid off by time on the GPU, in nanoseconds of GPU time still owed for it.
+    /// Copying that is not yet paid off by time on the GPU, in nanoseconds of GPU time owed for it at `debt_at`.
     pub(crate) debt: u64,
+    pub(crate) debt_at: Time,
     /// Virtual time below which no task enters the contention: idling earns no credit.
     pub(crate) floor: u64,
     /// More is held than there is, by a change that no grant made.
     pub(crate) excused: bool,
+    /// Tasks that have more than their limit by a change that no grant made.
+    pub(crate) excused_tasks: BTreeSet<TaskId>,
+    /// Tasks with clients here.
+    pub(crate) parts: BTreeMap<TaskId, Part>,
+    /// Sum over the parts.
+    pub(crate) sums: Totals,
+    /// Guaranteed here, to all tasks, clients or not.
+    pub(crate) guaranteed: Bytes,
+    /// Of that: never lent.
+    pub(crate) kept: Bytes,
+    pub(crate) index: Index,
+    /// Clients that changed since the last pass.
+    pub(crate) touched: Vec<ClientId>,
+    /// The pass is due.
+    pub(crate) dirty: bool,
+    /// Something changed that may help someone who waits: it is worth while to look who can be served.
+    pub(crate) again: bool,
+    /// When a turn may end in favour of someone who waits.
+    pub(crate) recheck: Option<Time>,
+}
+
+impl Device {
+    pub(crate) fn new(capacity: Bytes, unmanaged: Bytes, config: &PolicyConfig) -> Self {
+        Self {
+            capacity,
+            unmanaged,
+            peak: Bytes::ZERO,
+            gathering: None,
+            out: Rate::assumed(config.out_rate),
+            back: Rate::assumed(config.in_rate),
+            debt: 0,
+            debt_at: Time::default(),
+            floor: 0,
+            excused: false,
+            excused_tasks: BTreeSet::new(),
+            parts: BTreeMap::new(),
+            sums: Totals::default(),
+            guaranteed: Bytes::ZERO,
+            kept: Bytes::ZERO,
+            index: Index::default(),
+            touched: Vec::new(),
+            dirty: false,
+            again: false,
+            recheck: None,
+        }
+    }
+
+    /// What is owed at a time.
+    pub(crate) fn debt(&self, now: Time) -> u64 {
+        self.debt.saturating_sub(now.0.saturating_sub(self.debt_at.0))
+    }
+
+    pub(crate) fn owe(&mut self, now: Time, more: u64, most: u64) {
+        self.debt = self.debt(now).saturating_add(more).min(most);
+        self.debt_at = now;
+    }
+
+    /// Everything that is not free.
+    pub(crate) fn used(&self) -> Bytes {
+        self.sums.held.saturating_add(self.unmanaged)
+    }
+
+    pub(crate) fn free(&self) -> Bytes {
+        self.capacity.saturating_sub(self.used())
+    }
+
+    /// More is held than there is.
+    pub(crate) fn over(&self) -> bool {
+        self.used() > self.capacity
+    }
+
+    /// What clients can have in sum.
+    pub(crate) fn managed(&self) -> Bytes {
+        self.capacity.saturating_sub(self.unmanaged)
+    }
+}
+
+/// Sums that are kept up to date with every change of a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// Lease and overhead.
+    pub(crate) held: Bytes,
+    /// What is away and has to come back.
+    pub(crate) away: Bytes,
+    /// Overhead and pinned lease.
+    pub(crate) stuck: Bytes,
+    /// What open orders may still bring.
+    pub(crate) ordered: Bytes,
+    /// What nobody else can get now, whatever is evicted: of a device, the sum of its parts'.
+    pub(crate) locked: Bytes,
+}
+
+/// A task on a device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Part {
+    pub(crate) clients: BTreeSet<ClientId>,
+    pub(crate) sums: Totals,
+    /// Clients that wait for lease.
+    pub(crate) asking: u32,
+    /// Clients that use the GPU, as of their last look.
+    pub(crate) active: u32,
+    /// What nothing may take from it at present.
+    pub(crate) protected: Bytes,
+    /// Weighted time on the device, up to `settled_at`.
+    pub(crate) virtual_time: u64,
+    pub(crate) settled_at: Time,
+    /// Until when one of its clients runs, as far as is known now.
+    pub(crate) run_until: Time,
+    /// Where it is among those that contend.
+    pub(crate) contends: Option<u64>,
+    /// It holds more than its limit.
+    pub(crate) excess: bool,
+}
+
+impl Part {
+    /// It uses the device or waits to.
+    pub(crate) fn wanting(&self) -> bool {
+        self.asking > 0 || self.active > 0
+    }
+
+    pub(crate) fn footprint(&self) -> Bytes {
+        self.sums.held.saturating_add(self.sums.away)
+    }
+
+    pub(crate) fn virtual_time(&self, now: Time, pace: u64) -> u64 {
+        let ran = self.run_until.min(now).0.saturating_sub(self.settled_at.0);
+        self.virtual_time.saturating_add(ran.saturating_mul(pace))
+    }
+
+    /// Counts the time up to now. To be called before what it depends on changes.
+    pub(crate) fn settle(&mut self, now: Time, pace: u64) {
+        self.virtual_time = self.virtual_time(now, pace);
+        self.settled_at = now;
+    }
+}
+
+/// Clients of a device in the orders in which they are looked for. Who is where is noted in [`Linked`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Index {
+    /// Who waits, the next one first.
+    pub(crate) rank: BTreeSet<RankKey>,
+    /// The same by the least that they could be granted.
+    pub(crate) needs: BTreeSet<(Bytes, ClientId)>,
+    /// Who holds memory that could be moved, by kind; the first is taken first.
+    pub(crate) idle: BTreeSet<HoldKey>,
+    pub(crate) waiting: BTreeSet<HoldKey>,
+    pub(crate) running: BTreeSet<HoldKey>,
+    /// Who has lease that nothing uses.
+    pub(crate) spare: BTreeSet<HoldKey>,
+    /// How much there is to move of each of these, in the order idle, waiting, running.
+    pub(crate) movable: [Bytes; 3],
+    /// Who has an order that somebody else needs.
+    pub(crate) orders: BTreeSet<ClientId>,
+    /// Tasks that use the device or wait to, by virtual time. That of those that run may be more by now.
+    pub(crate) contends: BTreeSet<(u64, TaskId)>,
+    /// Tasks above their limit.
+    pub(crate) excess: BTreeSet<TaskId>,
+}
+
+/// The order of those who wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RankKey {
+    pub(crate) burst: bool,
+    pub(crate) patient: bool,
+    pub(crate) virtual_time: u64,
+    pub(crate) priority: Reverse<Priority>,
+    pub(crate) since: Time,
+    pub(crate) client: ClientId,
+}
+
+/// The order of those who hold memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HoldKey {
+    pub(crate) priority: Priority,
+    pub(crate) virtual_time: Reverse<u64>,
+    pub(crate) last_touch: Time,
+    pub(crate) client: ClientId,
+}
+
+/// Which kind of holder a client is, whoever wants its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holding {
+    /// Nothing that could be moved.
+    Nothing,
+    Idle(HoldKey),
+    Waiting(HoldKey),
+    Running(HoldKey),
+}
+
+/// What of a client is in the sums and indices at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Linked {
+    pub(crate) sums: Totals,
+    pub(crate) asking: bool,
+    pub(crate) active: bool,
+    pub(crate) rank: Option<RankKey>,
+    /// What it is served with next, and the least that it could be granted.
+    pub(crate) need: Bytes,
+    pub(crate) least: Bytes,
+    pub(crate) holding: Holding,
+    /// How much it holds that could be moved.
+    pub(crate) movable: Bytes,
+    /// It is not taken from for a while.
+    pub(crate) guarded: bool,
+    /// An order is open, whatever for.
+    pub(crate) ordered: bool,
+    pub(crate) spare: Option<HoldKey>,
+    pub(crate) order: bool,
+    /// When it is to be looked at again, if nothing happens before. May be earlier than needed.
+    pub(crate) wake: Option<Time>,
+}
+
+impl Linked {
+    /// Whether anybody who waits could be served otherwise than before.
+    pub(crate) fn matters(&self, before: &Self) -> bool {
+        let kind = |l: &Self| core::mem::discriminant(&l.holding);
+        let what = |l: &Self| {
+            (
+                l.sums,
+                l.rank,
+                (l.need, l.least),
+                l.active,
+                l.movable,
+                l.guarded,
+                l.ordered,
+                l.spare.is_some(),
+            )
+        };
+        kind(self) != kind(before) || what(self) != what(before)
+    }
+}
+
+impl Default for Linked {
+    fn default() -> Self {
+        Self {
+            sums: Totals::default(),
+            asking: false,
+            active: false,
+            rank: None,
+            need: Bytes::ZERO,
+            least: Bytes::ZERO,
+            holding: Holding::Nothing,
+            movable: Bytes::ZERO,
+            guarded: false,
+            ordered: false,
+            spare: None,
+            order: false,
+            wake: None,
+        }
+    }
 }
 
 /// A link's speed in one direction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     per_second: u64,
+    /// Nanoseconds a byte, times 2^40.
+    per_byte: u64,
     measured: bool,
 }
 
 impl Rate {
     pub(crate) fn assumed(per_second: u64) -> Self {
-        Self {
-            per_second: per_second.max(1),
+        let mut rate = Self {
+            per_second: 1,
+            per_byte: 0,
             measured: false,
-        }
+        };
+        rate.set(per_second);
+        rate
     }
 
     /// Takes in one copy. Small ones say more about fixed costs than about the link.
@@ -50,18 +308,23 @@ impl Rate {
             return;
         }
         let seen = u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(nanos)).unwrap_or(u64::MAX);
-        self.per_second = if self.measured {
+        self.set(if self.measured {
             u64::try_from((u128::from(self.per_second) * 3 + u128::from(seen)) / 4).unwrap_or(u64::MAX)
         } else {
             seen
-        }
-        .max(1);
+        });
         self.measured = true;
     }
 
     /// How long a copy takes, in nanoseconds.
     pub(crate) fn time(self, bytes: Bytes) -> u64 {
-        u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(self.per_second)).unwrap_or(u64::MAX)
+        u64::try_from((u128::from(bytes.0) * u128::from(self.per_byte)) >> 40).unwrap_or(u64::MAX)
+    }
+
+    fn set(&mut self, per_second: u64) {
+        self.per_second = per_second.max(1);
+        let per_byte = (1_000_000_000u128 << 40) / u128::from(self.per_second);
+        self.per_byte = u64::try_from(per_byte).unwrap_or(u64::MAX);
     }
 }
 
@@ -73,8 +336,10 @@ pub(crate) struct Task {
     pub(crate) named: BTreeSet<DeviceId>,
     /// What of its request holds on each device that it uses: all of it, unless others' requests left less.
     pub(crate) guaranteed: BTreeMap<DeviceId, Bytes>,
-    /// Weighted time on each device.
-    pub(crate) virtual_time: BTreeMap<DeviceId, u64>,
+    /// Its clients, on all devices.
+    pub(crate) clients: BTreeSet<ClientId>,
+    /// Weighted time on devices that it has no client on at present.
+    pub(crate) past_time: BTreeMap<DeviceId, u64>,
     pub(crate) paused: bool,
     pub(crate) pause_told: bool,
     /// A pause was asked for and waits for what the task is owed, until then at the longest.
@@ -83,11 +348,24 @@ pub(crate) struct Task {
     pub(crate) resumed: bool,
     /// The limit was forced below what is live: evict to keep it.
     pub(crate) forced: bool,
-    /// Devices on which it has more than its limit by a change that no grant made.
-    pub(crate) excused: BTreeSet<DeviceId>,
 }
 
 impl Task {
+    pub(crate) fn new(spec: TaskSpec, named: BTreeSet<DeviceId>) -> Self {
+        Self {
+            spec,
+            named,
+            guaranteed: BTreeMap::new(),
+            clients: BTreeSet::new(),
+            past_time: BTreeMap::new(),
+            paused: false,
+            pause_told: false,
+            put_off: None,
+            resumed: false,
+            forced: false,
+        }
+    }
+
     pub(crate) fn limit(&self) -> Bytes {
         self.spec.limit.unwrap_or(Bytes::MAX)
     }
@@ -96,8 +374,22 @@ impl Task {
         self.guaranteed.get(&device).copied().unwrap_or(Bytes::ZERO)
     }
 
-    pub(crate) fn virtual_time(&self, device: DeviceId) -> u64 {
-        self.virtual_time.get(&device).copied().unwrap_or(0)
+    /// What nothing may take from it on a device at present.
+    pub(crate) fn protected(&self, device: DeviceId, wanting: bool) -> Bytes {
+        if self.paused || (self.spec.idle_release.is_some() && !wanting) {
+            Bytes::ZERO
+        } else {
+            self.guaranteed(device)
+        }
+    }
+
+    /// What it never lends.
+    pub(crate) fn kept(&self, device: DeviceId) -> Bytes {
+        if self.spec.idle_release.is_none() && !self.paused {
+            self.guaranteed(device)
+        } else {
+            Bytes::ZERO
+        }
     }
 
     /// Virtual nanoseconds for each nanosecond on the GPU: the inverse of the weights 4, 2 and 1.
@@ -185,9 +477,55 @@ pub(crate) struct Client {
     pub(crate) state_since: Time,
     pub(crate) releases: u64,
     pub(crate) restores: u64,
+    pub(crate) linked: Linked,
 }
 
 impl Client {
+    pub(crate) fn new(
+        task: TaskId,
+        device: DeviceId,
+        now: Time,
+        [lease, evicted, overhead]: [Bytes; 3],
+    ) -> Self {
+        Self {
+            task,
+            device,
+            lease,
+            overhead,
+            evicted,
+            incoming: Bytes::ZERO,
+            pinned: Bytes::ZERO,
+            unused: Bytes::ZERO,
+            asks: Vec::new(),
+            order: None,
+            last_touch: now,
+            last_grant: now,
+            turn_start: now,
+            turn_cost: 0,
+            restoring_until: now,
+            owed_restore: false,
+            owed_until: Time::default(),
+            leave_alone_until: now,
+            pause: Duration::ZERO,
+            busy: false,
+            idle_released: false,
+            settled: false,
+            last_reason: None,
+            last_outcome: None,
+            state: ClientState::Active,
+            state_since: now,
+            releases: 0,
+            restores: 0,
+            linked: Linked::default(),
+        }
+    }
+
+    pub(crate) fn give_back(&mut self, bytes: Bytes) {
+        self.lease = self.lease.saturating_sub(bytes);
+        self.unused = self.unused.saturating_sub(bytes);
+        self.incoming = self.incoming.min(self.lease);
+    }
+
     /// Lease that could be moved at all.
     pub(crate) fn movable(&self) -> Bytes {
         self.lease.saturating_sub(self.pinned)
@@ -212,6 +550,16 @@ impl Client {
 
     pub(crate) fn asked(&self, kind: AskKind) -> Bytes {
         self.asks.iter().filter(|a| a.kind == kind).map(|a| a.left).sum()
+    }
+
+    /// The oldest of its allocations that wait.
+    pub(crate) fn next_alloc(&self) -> Bytes {
+        let mut allocs = self.asks.iter().filter(|a| a.kind == AskKind::Alloc);
+        allocs.next().map_or(Bytes::ZERO, |a| a.left)
+    }
+
+    pub(crate) fn waits_since(&self) -> Option<Time> {
+        self.asks.iter().map(|a| a.since).min()
     }
 
     pub(crate) fn wants_back(&self) -> bool {

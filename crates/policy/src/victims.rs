@@ -1,15 +1,20 @@
 //! From whom a waiting client's bytes could be taken, in which order, and whether that would be enough.
+//!
+//! Lease that nothing uses goes first, of all that may be taken from, then whole clients: the idle, those that wait behind,
+//! and those that run and have had their turn; within each kind the lowest priority first. The walk ends as soon as there
+//! is enough.
 
-use core::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
 
 use crate::Arbiter;
 use crate::action::{Depth, ReclaimReason};
-use crate::ledger::Sums;
-use crate::rank::Candidate;
-use crate::state::Client;
+use crate::rank::{Candidate, HOLDERS};
+use crate::state::{Client, HoldKey};
+
+/// How many clients that can give nothing (what they hold is protected) are passed over.
+const BARREN: usize = 256;
 
 /// What is to be ordered for a client, and whether all it needs would come of it.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +23,7 @@ pub(crate) struct Plan {
     pub(crate) orders: Vec<(ClientId, Bytes, Depth, ReclaimReason)>,
 }
 
-/// How willingly a client's memory is taken; the first is taken first.
+/// How willingly a client's memory is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Willing {
     /// Does not use the GPU.
@@ -31,37 +36,113 @@ enum Willing {
     Running,
 }
 
-/// A client that could give something.
-struct Victim {
+/// What is being taken from one client.
+struct Take {
     client: ClientId,
-    task: TaskId,
     willing: Willing,
-    /// An order to it is open; another has to wait for its end.
+    bytes: Bytes,
+    depth: Depth,
+    /// An order to it is open: another has to wait for its end.
     ordered: bool,
-    /// Unused lease.
-    unused: Bytes,
-    /// What else it could give, by eviction.
-    more: Bytes,
 }
 
-impl Victim {
-    fn all(&self) -> Bytes {
-        self.unused.saturating_add(self.more)
+/// A walk over those who hold something.
+struct Walk<'a> {
+    arbiter: &'a Arbiter,
+    r: &'a Candidate,
+    /// Still missing.
+    short: Bytes,
+    takes: Vec<Take>,
+    place: BTreeMap<ClientId, usize>,
+    /// What each task has above its protected bytes, less what is ordered of it already.
+    rooms: BTreeMap<TaskId, Bytes>,
+    barren: usize,
+}
+
+impl Walk<'_> {
+    fn room(&mut self, c: &Client, want: Bytes) -> Bytes {
+        let left = self.rooms.entry(c.task).or_insert_with(|| {
+            if c.task == self.r.task {
+                return Bytes::MAX;
+            }
+            let part = self.arbiter.part_of(c);
+            part.sums
+                .held
+                .saturating_sub(part.protected)
+                .saturating_sub(part.sums.ordered)
+        });
+        let n = want.min(*left);
+        *left = left.saturating_sub(n);
+        n
+    }
+
+    /// Takes from one client; whether the walk goes on.
+    fn visit(&mut self, id: ClientId, depth: Depth) -> bool {
+        if self.short.is_zero() || self.barren >= BARREN {
+            return false;
+        }
+        let c = &*self.arbiter.clients[&id];
+        if id == self.r.client || self.arbiter.left_alone(c) {
+            return true;
+        }
+        let Some(willing) = self.arbiter.willing(id, c, self.r) else {
+            return true;
+        };
+        let place = self.place.get(&id).copied();
+        let want = match depth {
+            Depth::Unused if c.order.is_some() => Bytes::ZERO,
+            Depth::Unused => self.arbiter.unused(c),
+            Depth::Evict if willing == Willing::Running => Bytes::ZERO,
+            Depth::Evict => {
+                let pending = c.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
+                let taken = place.map_or(Bytes::ZERO, |at| self.takes[at].bytes);
+                c.movable().saturating_sub(pending).saturating_sub(taken)
+            }
+        };
+        let n = self.room(c, want.min(self.short));
+        if n.is_zero() {
+            self.barren += 1;
+            return true;
+        }
+        self.short = self.short.saturating_sub(n);
+        match place {
+            Some(at) => {
+                self.takes[at].bytes = self.takes[at].bytes.saturating_add(n);
+                self.takes[at].depth = depth;
+            }
+            None => {
+                self.place.insert(id, self.takes.len());
+                self.takes.push(Take {
+                    client: id,
+                    willing,
+                    bytes: n,
+                    depth,
+                    ordered: c.order.is_some(),
+                });
+            }
+        }
+        true
+    }
+
+    fn walk<'k>(&mut self, holders: impl Iterator<Item = &'k HoldKey>, depth: Depth) {
+        for key in holders {
+            if !self.visit(key.client, depth) {
+                break;
+            }
+        }
     }
 }
 
 impl Arbiter {
     /// The most that a client could have on its device if every turn were over and everyone could be evicted.
-    pub(crate) fn usable(&self, id: ClientId, sums: &Sums) -> Bytes {
+    pub(crate) fn usable(&self, id: ClientId) -> Bytes {
         let client = &self.clients[&id];
-        let siblings = sums[&client.task].stuck.saturating_sub(client.stuck());
-        let others: Bytes = sums
-            .iter()
-            .filter(|(task, _)| **task != client.task)
-            .map(|(_, s)| s.stuck.max(s.protected.min(s.held)))
-            .sum();
+        let d = self.device_of(client);
+        let part = self.part_of(client);
+        let siblings = part.sums.stuck.saturating_sub(client.stuck());
+        let others = d.sums.locked.saturating_sub(part.sums.locked);
         let by_limit = self.task_of(client).limit().saturating_sub(siblings);
-        self.managed(client.device)
+        d.managed()
             .saturating_sub(siblings)
             .saturating_sub(others)
             .min(by_limit)
@@ -69,154 +150,102 @@ impl Arbiter {
     }
 
     /// Whether a candidate could be served if every turn were over and everyone could be evicted.
-    pub(crate) fn possible(&self, r: &Candidate, sums: &Sums) -> bool {
+    pub(crate) fn possible(&self, r: &Candidate) -> bool {
         let all = self.clients[&r.client]
             .lease
             .saturating_add(r.need)
             .saturating_add(r.later);
-        all <= self.usable(r.client, sums)
+        all <= self.usable(r.client)
     }
 
     /// How `r` could get all that it needs.
-    ///
-    /// `order` is the list of candidates, `r` among them.
-    pub(crate) fn plan(&self, device: DeviceId, r: &Candidate, order: &[Candidate], sums: &Sums) -> Plan {
-        let mut victims = self.victims(device, r, order, sums);
+    pub(crate) fn plan(&self, device: DeviceId, r: &Candidate) -> Plan {
+        let d = &self.devices[&device];
+        let client = &self.clients[&r.client];
+        let part = self.part_of(client);
         let need = r.need.saturating_add(r.later);
-        let own = self.clients[&r.client]
-            .order
-            .as_ref()
-            .map_or(Bytes::ZERO, |o| o.pending());
-        let ordered: Bytes = sums.values().map(|s| s.ordered).sum();
-        let ordered_of_siblings = sums[&r.task].ordered.saturating_sub(own);
-        let mut short = need
-            .saturating_sub(self.free(device))
-            .saturating_sub(ordered.saturating_sub(own));
+        let own = client.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
+        let ordered_of_siblings = part.sums.ordered.saturating_sub(own);
+        let short = need
+            .saturating_sub(d.free())
+            .saturating_sub(d.sums.ordered.saturating_sub(own));
         let over_limit = need
-            .saturating_sub(self.tasks[&r.task].limit().saturating_sub(sums[&r.task].held))
+            .saturating_sub(self.limit_room(r.task, device))
             .saturating_sub(ordered_of_siblings);
-        let mut takes: BTreeMap<ClientId, (Bytes, Depth)> = BTreeMap::new();
-
+        let mut walk = Walk {
+            arbiter: self,
+            r,
+            short: over_limit,
+            takes: Vec::new(),
+            place: BTreeMap::new(),
+            rooms: BTreeMap::new(),
+            barren: 0,
+        };
         // What would pass the task's limit has to come from the task itself. A new allocation adds to the live bytes,
         // so evicting others of the task would not make room for it under the limit.
-        let evict = !r.copy_in.is_zero();
-        let left = Self::take(&mut victims, over_limit, &mut takes, |v| v.task == r.task, evict);
-        if !left.is_zero() {
-            return Plan::default();
+        if !over_limit.is_zero() {
+            let mut siblings: Vec<(Option<Willing>, HoldKey)> = part
+                .clients
+                .iter()
+                .map(|id| (self.willing(*id, &self.clients[id], r), self.hold_key(*id)))
+                .collect();
+            siblings.sort();
+            walk.walk(siblings.iter().map(|(_, key)| key), Depth::Unused);
+            if !r.copy_in.is_zero() {
+                walk.walk(siblings.iter().map(|(_, key)| key), Depth::Evict);
+            }
+            if !walk.short.is_zero() {
+                return Plan::default();
+            }
         }
-        short = short.saturating_sub(over_limit);
-        let left = Self::take(&mut victims, short, &mut takes, |_| true, true);
-        let reason = |v: &Victim| match v.willing {
+        walk.short = short.saturating_sub(over_limit);
+        walk.barren = 0;
+        if !walk.short.is_zero() {
+            walk.walk(d.index.spare.iter(), Depth::Unused);
+            walk.walk(d.index.idle.iter(), Depth::Evict);
+            for some in [&d.index.waiting, &d.index.running] {
+                if walk.short.is_zero() {
+                    break;
+                }
+                let mut some: Vec<HoldKey> = some
+                    .iter()
+                    .take(HOLDERS)
+                    .map(|key| self.hold_key(key.client))
+                    .collect();
+                some.sort();
+                walk.barren = 0;
+                walk.walk(some.iter(), Depth::Evict);
+            }
+        }
+        let reason = |t: &Take| match t.willing {
             _ if r.guaranteed => ReclaimReason::Guarantee { client: r.client },
             Willing::TurnOver => ReclaimReason::TurnEnded { client: r.client },
             _ => ReclaimReason::Demand { client: r.client },
         };
         Plan {
-            enough: left.is_zero(),
-            orders: victims
+            enough: walk.short.is_zero(),
+            orders: walk
+                .takes
                 .iter()
-                .filter(|v| !v.ordered)
-                .filter_map(|v| takes.get(&v.client).map(|(b, d)| (v.client, *b, *d, reason(v))))
+                .filter(|t| !t.ordered)
+                .map(|t| (t.client, t.bytes, t.depth, reason(t)))
                 .collect(),
         }
     }
 
-    /// Takes `amount` from victims, unused lease of all of them before any eviction, and says what is missing.
-    fn take(
-        victims: &mut [Victim],
-        mut amount: Bytes,
-        takes: &mut BTreeMap<ClientId, (Bytes, Depth)>,
-        from: impl Fn(&Victim) -> bool,
-        evict: bool,
-    ) -> Bytes {
-        for depth in [Depth::Unused, Depth::Evict] {
-            if depth == Depth::Evict && !evict {
-                break;
-            }
-            for v in victims.iter_mut().filter(|v| from(v)) {
-                let there = if depth == Depth::Unused {
-                    &mut v.unused
-                } else {
-                    &mut v.more
-                };
-                let n = amount.min(*there);
-                if n.is_zero() {
-                    continue;
-                }
-                amount = amount.saturating_sub(n);
-                *there = there.saturating_sub(n);
-                let take = takes.entry(v.client).or_insert((Bytes::ZERO, depth));
-                take.0 = take.0.saturating_add(n);
-                take.1 = depth;
-            }
+    /// Where a holder stands now.
+    fn hold_key(&self, id: ClientId) -> HoldKey {
+        let c = &self.clients[&id];
+        HoldKey {
+            priority: self.task_of(c).spec.priority,
+            virtual_time: core::cmp::Reverse(self.virtual_time(c.task, c.device)),
+            last_touch: c.last_touch,
+            client: id,
         }
-        amount
-    }
-
-    fn victims(&self, device: DeviceId, r: &Candidate, order: &[Candidate], sums: &Sums) -> Vec<Victim> {
-        let mut ranked: Vec<_> = self
-            .on(device)
-            .filter(|(id, c)| *id != r.client && !self.left_alone(c) && !c.movable().is_zero())
-            .filter_map(|(id, c)| self.willing(id, c, r, order, sums).map(|w| (id, c, w)))
-            .collect();
-        ranked.sort_by_key(|(id, c, w)| {
-            let t = self.task_of(c);
-            let v = match w {
-                Willing::Idle => 0,
-                _ => t.virtual_time(device),
-            };
-            (*w, t.spec.priority, Reverse(v), c.last_touch, *id)
-        });
-
-        // What a task has above its protected bytes, less what is ordered of it already.
-        let mut rooms: BTreeMap<TaskId, Bytes> = BTreeMap::new();
-        let mut room = |task: TaskId, want: Bytes| {
-            let left = rooms.entry(task).or_insert_with(|| {
-                if task == r.task {
-                    return Bytes::MAX;
-                }
-                let s = &sums[&task];
-                s.held.saturating_sub(s.protected).saturating_sub(s.ordered)
-            });
-            let n = want.min(*left);
-            *left = left.saturating_sub(n);
-            n
-        };
-        let mut victims: Vec<Victim> = ranked
-            .iter()
-            .map(|(id, c, willing)| Victim {
-                client: *id,
-                task: c.task,
-                willing: *willing,
-                ordered: c.order.is_some(),
-                unused: if c.order.is_some() {
-                    Bytes::ZERO
-                } else {
-                    room(c.task, self.unused(c))
-                },
-                more: Bytes::ZERO,
-            })
-            .collect();
-        for (victim, (_, c, willing)) in victims.iter_mut().zip(&ranked) {
-            if *willing != Willing::Running {
-                let pending = c.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
-                let rest = c.movable().saturating_sub(pending).saturating_sub(victim.unused);
-                victim.more = room(c.task, rest);
-            }
-        }
-        victims.retain(|v| !v.all().is_zero());
-        victims
     }
 
     /// Whether, and how willingly, a client's memory would be taken for `r`.
-    fn willing(
-        &self,
-        id: ClientId,
-        c: &Client,
-        r: &Candidate,
-        order: &[Candidate],
-        sums: &Sums,
-    ) -> Option<Willing> {
+    fn willing(&self, id: ClientId, c: &Client, r: &Candidate) -> Option<Willing> {
         if self.task_of(c).paused {
             return Some(Willing::Idle);
         }
@@ -225,8 +254,8 @@ impl Arbiter {
         }
         let stopped = c.suspended() && !self.restoring(c);
         if !stopped && self.active(c) {
-            let yields = r.guaranteed
-                || (self.turn_over(c, r) && (c.asks.is_empty() || self.goes_before(r, id, order)));
+            let yields =
+                r.guaranteed || (self.turn_over(c, r) && (c.asks.is_empty() || self.goes_before(r, c)));
             return Some(if yields {
                 Willing::TurnOver
             } else {
@@ -237,21 +266,16 @@ impl Arbiter {
             return Some(Willing::Idle);
         }
         let before = r.guaranteed
-            || self.devices[&c.device].gathering == Some(r.client)
-            || self.goes_before(r, id, order)
-            || order
-                .iter()
-                .find(|o| o.client == id)
-                .is_some_and(|o| !self.possible(o, sums));
+            || self.device_of(c).gathering == Some(r.client)
+            || self.goes_before(r, c)
+            || c.linked
+                .rank
+                .is_some_and(|key| key.client == id && !self.possible(&self.candidate(&key)));
         before.then_some(Willing::Waiting)
     }
 
     /// Whether `r` stands before another waiting client.
-    fn goes_before(&self, r: &Candidate, other: ClientId, order: &[Candidate]) -> bool {
-        let place = |id| order.iter().position(|c| c.client == id);
-        match (place(r.client), place(other)) {
-            (Some(a), Some(b)) => a < b,
-            _ => true,
-        }
+    fn goes_before(&self, r: &Candidate, other: &Client) -> bool {
+        other.linked.rank.is_none_or(|key| r.key < key)
     }
 }

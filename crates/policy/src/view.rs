@@ -169,11 +169,10 @@ impl crate::Arbiter {
                     limit: t.spec.limit,
                     priority: t.spec.priority,
                     paused: t.paused,
-                    clients: self
+                    clients: t
                         .clients
                         .iter()
-                        .filter(|(_, c)| c.task == *id)
-                        .map(|(client, c)| self.view(*client, c))
+                        .map(|client| self.view(*client, &self.clients[client]))
                         .collect(),
                 })
                 .collect(),
@@ -220,20 +219,24 @@ impl crate::Arbiter {
         }
     }
 
-    /// Keeps since when each client is in its state.
-    pub(crate) fn note_states(&mut self) {
-        let changed: Vec<(ClientId, ClientState)> = self
-            .clients
-            .iter()
-            .map(|(id, c)| (*id, self.state(*id, c)))
-            .filter(|(id, state)| self.clients[id].state != *state)
-            .collect();
+    /// The clients on a device.
+    fn on(&self, device: DeviceId) -> impl Iterator<Item = (ClientId, &Client)> {
+        self.devices[&device]
+            .parts
+            .values()
+            .flat_map(|part| &part.clients)
+            .map(|id| (*id, &*self.clients[id]))
+    }
+
+    /// Keeps since when a client is in its state.
+    pub(crate) fn note_state(&mut self, id: ClientId) {
+        let Some(state) = self.clients.get(&id).map(|c| self.state(id, c)) else {
+            return;
+        };
         let now = self.now;
-        for (id, state) in changed {
-            if let Some(c) = self.clients.get_mut(&id) {
-                c.state = state;
-                c.state_since = now;
-            }
+        if let Some(c) = self.clients.get_mut(&id).filter(|c| c.state != state) {
+            c.state = state;
+            c.state_since = now;
         }
     }
 
@@ -283,7 +286,7 @@ impl crate::Arbiter {
 
     fn why_waiting(&self, id: ClientId, c: &Client) -> String {
         let need: Bytes = c.asks.iter().map(|a| a.left).sum();
-        if let Some(reason) = self.restore_over_limit(id).filter(|_| c.wants_back()) {
+        if let Some(reason) = self.restore_over_limit(c).filter(|_| c.wants_back()) {
             return reason.to_string();
         }
         match self.devices[&c.device].gathering {
@@ -291,13 +294,11 @@ impl crate::Arbiter {
             Some(g) => return format!("needs {need}; {g} is served first"),
             None => {}
         }
-        let sums = self.sums(c.device);
-        let order = self.candidates(c.device, &sums);
-        let Some(me) = order.iter().find(|o| o.client == id) else {
+        let Some(me) = c.linked.rank.map(|key| self.candidate(&key)) else {
             return format!("needs {need}");
         };
-        if !self.possible(me, &sums) {
-            let usable = self.usable(id, &sums);
+        if !self.possible(&me) {
+            let usable = self.usable(id);
             return format!(
                 "needs {need}, but others that are active leave {usable} beside what they requested"
             );
@@ -305,7 +306,7 @@ impl crate::Arbiter {
         let holder = self
             .on(c.device)
             .filter(|(other, o)| *other != id && self.active(o) && !o.suspended())
-            .max_by_key(|(other, o)| (self.turn_end(o, me), *other));
+            .max_by_key(|(other, o)| (self.turn_end(o, &me), *other));
         match holder {
             Some((other, _)) => format!("needs {need}; its turn comes after {other}"),
             None => format!("needs {need}"),

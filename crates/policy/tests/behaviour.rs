@@ -589,13 +589,33 @@ fn what_never_fits_is_denied_at_once_and_for_good() {
         matches!(d.denied(ask), Some((DenyReason::NeverFits { footprint, usable }, true))
         if footprint == gib(101) && usable == gib(100))
     );
-    // Nor does it beside what an active neighbour requested, used or not.
-    d.job(2, request(50), 10);
+    // Nor does it beside what a neighbour never lends, used or not.
+    d.job(2, no_release(50), 10);
     let ask = d.alloc(1, 51);
     assert!(matches!(d.denied(ask), Some((DenyReason::NeverFits { usable, .. }, true)) if usable == gib(50)));
-    d.pass(2 * SECOND);
+}
+
+#[test]
+fn what_a_neighbour_lends_when_it_idles_is_waited_for() {
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 0);
+    d.job(2, request(50), 50);
+    d.touch(2);
     let ask = d.alloc(1, 51);
+    let answers = (d.denied(ask), d.granted(1, ask));
+    assert_eq!(answers, (None, gib(0)), "it may fit later");
+    d.pass(2 * SECOND);
+    let (order, bytes, ..) = d.order_to(2);
+    assert_eq!(bytes, gib(1));
+    d.obey(2, order, 1);
     assert_eq!(d.granted(1, ask), gib(51));
+    // A pause lends everything, for as long as it lasts: no reason to say never.
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 0);
+    d.job(2, no_release(50), 10);
+    d.tell(Event::Pause { task: TaskId(2) });
+    let ask = d.alloc(1, 95);
+    assert_eq!(d.denied(ask), None);
 }
 
 #[test]

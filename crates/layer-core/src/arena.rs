@@ -16,6 +16,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use ebb_alloc::{HostSlots, Piece};
 use ebb_device::{DeviceError, HostAddr};
@@ -25,6 +26,7 @@ use ebb_units::Bytes;
 
 use crate::core::Core;
 use crate::fd::{ChildSlot, OurFd};
+use crate::pace::Pace;
 use crate::threads;
 
 /// How many descriptors a forked child can close: 1,024 segments, which are 256 GiB at the daemon's usual size.
@@ -204,21 +206,42 @@ impl Arena {
     }
 
     fn run(&self, core: &Arc<Core>) {
+        let mut pace = Pace::default();
         let mut state = self.lock();
         while !core.is_closed() {
             // Arrivals first: an eviction may wait for one, and nobody waits for a departure.
-            let next = state
-                .jobs
-                .iter()
-                .position(|job| matches!(job, Job::Arrive { .. }))
-                .unwrap_or(0);
+            let first = |arrives| {
+                let which = |job: &Job| matches!(job, Job::Arrive { .. }) == arrives;
+                state.jobs.iter().position(which)
+            };
+            let (arrival, departure) = (first(true), first(false));
+            let rest = arrival
+                .filter(|_| !state.urgent)
+                .and_then(|_| pace.rest(Instant::now(), || core.gate.passages()));
+            let next = match rest {
+                None => arrival.or(departure).unwrap_or(0),
+                Some(rest) => {
+                    let Some(departure) = departure else {
+                        (state, _) = self
+                            .work
+                            .wait_timeout(state, rest)
+                            .unwrap_or_else(PoisonError::into_inner);
+                        continue;
+                    };
+                    departure
+                }
+            };
             let Some(job) = state.jobs.remove(next).filter(|_| !core.is_exiting()) else {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(state);
             match job {
-                Job::Arrive { id, bytes, fd } => self.take_in(core, id, bytes, fd),
+                Job::Arrive { id, bytes, fd } => {
+                    let began = Instant::now();
+                    self.take_in(core, id, bytes, fd);
+                    pace.worked(began, Instant::now());
+                }
                 Job::Leave { id } => self.see_off(core, id),
             }
             // Whoever waits for room looks again.

@@ -27,6 +27,7 @@ mod fd;
 pub mod gate;
 pub mod host;
 mod link;
+mod pace;
 mod pins;
 mod pool;
 mod quiet;

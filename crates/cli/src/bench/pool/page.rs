@@ -154,7 +154,7 @@ impl Axis {
                 .map(|n| (f64::from(n) / 6.0, format!("{} h", n * 4)))
                 .collect();
         }
-        let step = nice(self.end / 5.0, 10.0);
+        let step = nice(self.end / 5.0);
         let marks = (0..)
             .map(|n| f64::from(n) * step)
             .take_while(|&at| at <= self.end);
@@ -173,21 +173,17 @@ impl Axis {
     }
 }
 
-/// The next of 1, 2, 5 times a power of `base`: round numbers for people.
-fn nice(least: f64, base: f64) -> f64 {
+/// The next of 1, 2, 5 times a power of ten: round numbers for people. From 1 on.
+fn nice(least: f64) -> f64 {
     let mut power = 1.0;
-    while power * base <= least {
-        power *= base;
+    while power * 10.0 <= least {
+        power *= 10.0;
     }
-    let mut steps = vec![1.0, 2.0, 5.0];
-    if base > 10.0 {
-        steps.extend([10.0, 20.0, 50.0, 100.0, 200.0, 500.0]);
-    }
-    steps
+    let step = [1.0, 2.0, 5.0]
         .into_iter()
         .map(|step| step * power)
-        .find(|&step| step >= least)
-        .unwrap_or(power * base)
+        .find(|&step| step >= least);
+    step.unwrap_or(power * 10.0)
 }
 
 /// The most in each column; columns without an event are as the one before.
@@ -226,7 +222,7 @@ fn chart(name: &str, live: Option<&Line>, lines: &[Line], x: &Axis, page: &mut S
     while highest / unit >= 10.0 * 1024.0 {
         unit *= 1024.0;
     }
-    let step = nice(highest / unit / 4.0, 10_000.0) * unit;
+    let step = nice(highest / unit / 4.0) * unit;
     let top = (highest / step).ceil() * step;
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let place_x = |part: f64| LEFT + part * (right - LEFT);
@@ -332,4 +328,50 @@ fn escaped(text: &str) -> String {
         }
     }
     safe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::replayed;
+    use super::*;
+
+    #[test]
+    fn the_page_loads_nothing_and_obeys_no_name() {
+        let mut one = replayed();
+        one.name = "a<script>&\u{7}.csv".into();
+        let page = page(&[one, replayed()]);
+        assert_eq!(page.matches("<svg").count(), 4);
+        assert!(page.contains("&lt;script&gt;"), "{page}");
+        for bad in [
+            "<script", "http:", "https:", "src=", "@import", "url(", "NaN", "inf", "\u{7}",
+        ] {
+            assert!(!page.contains(bad), "{bad}");
+        }
+        for row in replayed().rows {
+            assert!(page.contains(&format!("<title>{}</title>", row.kind.name())));
+        }
+        // Every tag that is opened is closed, and in order.
+        let mut open = Vec::new();
+        for rest in page.split('<').skip(1) {
+            let tag = rest.split('>').next().unwrap();
+            let name = tag.split([' ', '\n']).next().unwrap();
+            match name.strip_prefix('/') {
+                Some(name) => assert_eq!(open.pop(), Some(name)),
+                None if ["!doctype", "meta"].contains(&name) || tag.ends_with('/') => {}
+                None => open.push(name),
+            }
+        }
+        assert_eq!(open, Vec::<&str>::new());
+    }
+
+    #[test]
+    fn figures_on_axes_are_round() {
+        let nice: Vec<f64> = [0.1, 1.0, 1.1, 4.0, 5.1, 1725.0, 60_000.0]
+            .into_iter()
+            .map(nice)
+            .collect();
+        assert_eq!(nice, [1.0, 1.0, 2.0, 5.0, 10.0, 2000.0, 100_000.0]);
+        assert_eq!(amount_round(2000 << 20), "2000 MiB");
+        assert_eq!(amount_round(50 << 30), "50 GiB");
+    }
 }

@@ -119,22 +119,25 @@ pub(super) fn notes(trace: &Trace) -> Vec<String> {
     let told = [
         (
             at_start,
-            format!("blocks of {} were there at the start", amount(at_start_bytes)),
+            "block",
+            format!("at the start, {}", amount(at_start_bytes)),
         ),
-        (
-            unknown_frees,
-            "frees of blocks that nobody knows: left out".into(),
-        ),
+        (unknown_frees, "free", "of unknown blocks: left out".into()),
         (
             missed_frees,
-            "blocks whose free was not recorded: freed when their address comes again".into(),
+            "block",
+            "whose free was not recorded: freed when its address comes again".into(),
         ),
-        (ignored, "allocations of nothing: left out".into()),
-        (out_of_memory, "out-of-memory errors in the recording".into()),
+        (
+            ignored,
+            "event",
+            "that says nothing about memory: left out".into(),
+        ),
+        (out_of_memory, "out-of-memory error", "in the recording".into()),
     ];
     told.into_iter()
-        .filter(|&(count, _)| count > 0)
-        .map(|(count, text)| format!("{count} {text}"))
+        .filter(|&(count, ..)| count > 0)
+        .map(|(count, what, text)| format!("{count} {what}{} {text}", if count == 1 { "" } else { "s" }))
         .collect()
 }
 

@@ -130,6 +130,8 @@ pub(crate) struct State {
     pub(crate) stop: bool,
     pub(crate) owner_ended: bool,
     pub(crate) external: BTreeMap<ExternalKind, u64>,
+    /// Addresses in the driver's own pools were given to other processes.
+    pub(crate) pools_shared: bool,
     pub(crate) beside: Beside,
     /// When a program that retries got its early out-of-memory.
     pub(crate) early: Option<Instant>,
@@ -187,6 +189,7 @@ impl Device {
                 stop: false,
                 owner_ended: false,
                 external: BTreeMap::new(),
+                pools_shared: false,
                 beside: Beside::default(),
                 early: None,
                 ahead: Ahead::default(),
@@ -292,6 +295,13 @@ impl State {
         let device = self.slot?;
         let books = &self.pool.books;
         self.told_evicted = books.evicted;
+        let beside = |kind| self.external.get(&kind).copied().unwrap_or(0);
+        let imported = beside(ExternalKind::Imported);
+        let pools = if self.pools_shared {
+            beside(ExternalKind::AsyncPool)
+        } else {
+            0
+        };
         Some(ToDaemon::Usage {
             device,
             allocated: Bytes(books.allocated + books.external),
@@ -306,6 +316,8 @@ impl State {
             allocations: self.pool.live_count(),
             managed: Bytes(books.managed),
             managed_out: Bytes(self.beside.out(core.gate.passages())),
+            exported: Bytes(core.vmm.exported_bytes(&self.pool) + pools),
+            imported: Bytes(imported),
         })
     }
 

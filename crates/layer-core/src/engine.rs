@@ -81,8 +81,10 @@ pub enum ExternalKind {
     Managed,
     /// Arrays and mipmapped arrays.
     Array,
-    /// Opened IPC handles and imported memory: another process is charged for it.
+    /// Opened legacy IPC handles: another process is charged for it.
     Ipc,
+    /// Memory imported by a handle, a pool or from another interface: whoever made it is charged for it.
+    Imported,
     /// Memory nodes of graphs.
     Graph,
     /// Modules and libraries.
@@ -115,7 +117,8 @@ impl ExternalKind {
             Self::AsyncPool => "stream-ordered pool",
             Self::Managed => "managed memory",
             Self::Array => "array",
-            Self::Ipc => "imported from another process",
+            Self::Ipc => "opened from another process",
+            Self::Imported => "imported from another process or interface",
             Self::Graph => "memory node of a graph",
             Self::Module => "module",
             Self::Context => "context",
@@ -129,7 +132,7 @@ impl ExternalKind {
             Self::AsyncPool | Self::Array | Self::Graph | Self::Other => Counted::Lease,
             Self::Managed => Counted::Charged,
             Self::Module | Self::Context => Counted::Overhead,
-            Self::Ipc | Self::PinnedHost => Counted::Named,
+            Self::Ipc | Self::Imported | Self::PinnedHost => Counted::Named,
         }
     }
 }
@@ -623,6 +626,16 @@ impl Engine {
         drop(state);
         device.wake();
         self.core.link.poke();
+    }
+
+    /// An address in one of the driver's own pools was given to another process, who may keep its memory alive.
+    pub fn pools_are_shared(&self, device: usize) {
+        if !self.core.is_child()
+            && let Some(device) = self.core.device(device)
+        {
+            device.lock().pools_shared = true;
+            self.core.link.poke();
+        }
     }
 
     /// Managed memory is there, counted before by [`Self::external_reserve`]: a release pushes it to the host.

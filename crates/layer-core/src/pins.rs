@@ -203,6 +203,12 @@ impl Pins {
         !self.counts.is_empty() && self.counts.contains_key(&held)
     }
 
+    /// What is pinned for a reason, each once.
+    pub(crate) fn held_for(&self, reason: PinReason) -> std::collections::BTreeSet<Held> {
+        let pins = self.pins.values().filter(|pin| pin.reason == reason);
+        pins.flat_map(|pin| &pin.on).copied().collect()
+    }
+
     /// Says more about a pin.
     pub(crate) fn describe(&mut self, number: u64, detail: String) {
         if let Some(pin) = self.pins.get_mut(&number) {

@@ -181,6 +181,8 @@ macro_rules! for_each_class {
             }
             // Lets somebody else hold memory, or shows what an allocation is made of.
             share own {
+                cuDestroyExternalMemory cuImportExternalMemory cuMemImportFromShareableHandle
+                cuMemPoolExportPointer cuMemPoolImportPointer
                 cuMemPoolSetAccess
                 cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuIpcCloseMemHandle cuIpcGetMemHandle
                 cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuLogicalEndpointBindMem
@@ -191,19 +193,19 @@ macro_rules! for_each_class {
             }
             // Shares what is not ours to move.
             share pass {
-                cuDestroyExternalMemory cuDestroyExternalSemaphore
+                cuDestroyExternalSemaphore
                 cuExternalMemoryGetMappedBuffer cuExternalMemoryGetMappedMipmappedArray
                 cuFlushGPUDirectRDMAWrites cuGraphicsResourceGetMappedMipmappedArray
                 cuGraphicsResourceGetMappedPointer cuGraphicsResourceGetMappedPointer_v2
                 cuGraphicsResourceSetMapFlags cuGraphicsResourceSetMapFlags_v2
-                cuGraphicsSubResourceGetMappedArray cuGraphicsUnregisterResource cuImportExternalMemory
+                cuGraphicsSubResourceGetMappedArray cuGraphicsUnregisterResource
                 cuImportExternalSemaphore cuIpcGetEventHandle cuIpcOpenEventHandle
                 cuLogicalEndpointAddDevice cuLogicalEndpointCreate cuLogicalEndpointDestroy
                 cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease
                 cuLogicalEndpointIdReserve cuLogicalEndpointImport cuLogicalEndpointQuery
-                cuLogicalEndpointUnbind cuMemImportFromShareableHandle
-                cuMemPoolExportPointer cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle
-                cuMemPoolImportPointer  cuMulticastAddDevice
+                cuLogicalEndpointUnbind
+                cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle
+                cuMulticastAddDevice
                 cuMulticastCreate cuMulticastGetGranularity
             }
             // Starts or ends a capture.

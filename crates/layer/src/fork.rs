@@ -35,6 +35,7 @@ unsafe extern "C" fn child() {
     bridge::forget_in_child();
     crate::hooks::capture::forget_in_child();
     crate::hooks::graphs::forget_in_child();
+    crate::hooks::imports::forget_in_child();
     crate::hooks::ipc::forget_in_child();
     tell(bridge::inherited(), ebb_layer_core::Engine::child_after_fork);
 }

@@ -439,6 +439,17 @@ impl Client {
 
     /// Says what it has.
     pub fn usage(&self, resident: Bytes, evicted: Bytes, touches: u64) {
+        self.usage_with(resident, evicted, touches, [Bytes::ZERO; 2]);
+    }
+
+    /// The same, with what it exported and imported by handle.
+    pub fn usage_with(
+        &self,
+        resident: Bytes,
+        evicted: Bytes,
+        touches: u64,
+        [exported, imported]: [Bytes; 2],
+    ) {
         self.send(&ToDaemon::Usage {
             device: 0,
             allocated: resident.saturating_add(evicted),
@@ -451,6 +462,8 @@ impl Client {
             allocations: 1,
             managed: Bytes::ZERO,
             managed_out: Bytes::ZERO,
+            exported,
+            imported,
         });
     }
 

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use ebb_node::test_util::{CARD, TestDaemon};
 use ebb_protocol::control::{Answer, DeviceRow, Request, Snapshot};
+use ebb_protocol::wire::ask_kind;
 use ebb_units::Bytes;
 
 const MIB: u64 = 1 << 20;
@@ -297,6 +298,71 @@ fn bug_139_the_dead_hold_nothing_at_the_next_look() {
         .flat_map(|task| task.processes.iter().map(|process| process.pid))
         .collect();
     assert_eq!(shown, [second.pid()]);
+}
+
+/// A program that dies leaves what it exported with those that imported it. At no moment is that promised to anybody.
+#[test]
+fn what_importers_keep_of_a_dead_exporter_is_promised_to_nobody() {
+    let nvml = Nvml::build(&[]);
+    nvml.say(Some((1000, 1000, 0)), &[]);
+    let daemon = nvml.daemon();
+    let [mut exporter, mut importer, mut third] = [0, 1, 2].map(|_| daemon.process([0; 32]));
+    for process in [&mut exporter, &mut importer, &mut third] {
+        process.attach(Bytes::mib(1000), Bytes::ZERO, Bytes::ZERO);
+    }
+    assert!(exporter.alloc(Bytes::mib(600)));
+    exporter.usage_with(Bytes::mib(600), Bytes::ZERO, 1, [Bytes::mib(500), Bytes::ZERO]);
+    importer.usage_with(Bytes::ZERO, Bytes::ZERO, 1, [Bytes::ZERO, Bytes::mib(300)]);
+    let (dying, living) = (exporter.pid(), importer.pid());
+    nvml.say(Some((1000, 400, 0)), &[(dying, 600), (living, 0)]);
+    daemon.until("it is counted once", |s| {
+        card(s).leased == Bytes::mib(600) && card(s).unmanaged.is_zero()
+    });
+    // Asked for while it lives, and more than is free when it has died.
+    third.ask(ask_kind::ALLOC, Bytes::mib(800), true);
+    exporter.kill();
+    nvml.say(Some((1000, 700, 0)), &[(living, 0)]);
+    daemon.until("others still have some of it", |s| {
+        card(s).unmanaged == Bytes::mib(300)
+    });
+    assert!(card(&daemon.snapshot()).leased.is_zero(), "800 do not fit");
+    // NVML looks again and again, and it stays.
+    let looks = |n: u64| {
+        nvml.say(Some((1000, 700, n)), &[(living, 0)]);
+        daemon.until("another look", |s| card(s).capacity == Bytes::mib(1000 - n));
+    };
+    (1..=3).for_each(|n| looks(2 * n));
+    assert_eq!(card(&daemon.snapshot()).unmanaged, Bytes::mib(300));
+    // The importer lets some of it go, and then all.
+    importer.usage_with(Bytes::ZERO, Bytes::ZERO, 2, [Bytes::ZERO, Bytes::mib(100)]);
+    daemon.until("less is left", |s| card(s).unmanaged == Bytes::mib(100));
+    importer.kill();
+    daemon.until("nothing is left", |s| card(s).unmanaged.is_zero());
+}
+
+/// Where NVML counts it to the importers it is in their accounts, and must not be held back a second time.
+#[test]
+fn what_nvml_counts_to_an_importer_is_not_held_back_as_well() {
+    let nvml = Nvml::build(&[]);
+    nvml.say(Some((1000, 1000, 0)), &[]);
+    let daemon = nvml.daemon();
+    let [mut exporter, mut importer] = [0, 1].map(|_| daemon.process([0; 32]));
+    for process in [&mut exporter, &mut importer] {
+        process.attach(Bytes::mib(1000), Bytes::ZERO, Bytes::ZERO);
+    }
+    assert!(exporter.alloc(Bytes::mib(500)));
+    exporter.usage_with(Bytes::mib(500), Bytes::ZERO, 1, [Bytes::mib(500), Bytes::ZERO]);
+    importer.usage_with(Bytes::ZERO, Bytes::ZERO, 1, [Bytes::ZERO, Bytes::mib(500)]);
+    nvml.say(
+        Some((1000, 500, 0)),
+        &[(exporter.pid(), 500), (importer.pid(), 0)],
+    );
+    daemon.until("it is there", |s| card(s).leased == Bytes::mib(500));
+    exporter.kill();
+    nvml.say(Some((1000, 500, 0)), &[(importer.pid(), 500)]);
+    daemon.until("it is the importer's", |s| {
+        card(s).unmanaged.is_zero() && card(s).overhead == Bytes::mib(500)
+    });
 }
 
 #[test]

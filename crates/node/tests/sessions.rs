@@ -490,7 +490,9 @@ fn message() -> impl Strategy<Value = ToDaemon> {
             touches: n,
             allocations: n,
             managed: a,
-            managed_out: b
+            managed_out: b,
+            exported: a,
+            imported: b
         }),
         (device(), 0..9_u64, bytes()).prop_map(|(device, order, bytes)| ToDaemon::ReclaimProgress {
             device,

@@ -119,11 +119,14 @@ impl Arbiter {
                 evicted,
                 overhead,
             } => self.joined(client, task, device, [lease, evicted, overhead], out),
-            Event::ClientLeft { client } => {
-                if self.remove_client(client).is_none() {
-                    ignored(out, format!("{client} left, but is not known"));
+            Event::ClientLeft { client, kept } => match self.remove_client(client) {
+                Some(left) => {
+                    if let Some(device) = self.devices.get_mut(&left.device) {
+                        device.unmanaged = device.unmanaged.saturating_add(kept.min(left.lease));
+                    }
                 }
-            }
+                None => ignored(out, format!("{client} left, but is not known")),
+            },
             Event::Ask {
                 client,
                 ask,

@@ -149,10 +149,13 @@ pub enum Event {
         /// The driver's own memory for it.
         overhead: Bytes,
     },
-    /// The process is dead or has left the device: all that it held is free.
+    /// The process is dead or has left the device: all that it held is free, but for what others keep alive.
     ClientLeft {
         /// Which.
         client: ClientId,
+        /// Of its lease: memory that other processes imported, which stays on the device and counts as unmanaged from now on.
+        #[cfg_attr(feature = "serde", serde(default))]
+        kept: Bytes,
     },
     /// More lease, please. Answered by grants that sum up to `bytes`, or one `Deny`.
     Ask {

@@ -90,7 +90,7 @@ fn event() -> impl Strategy<Value = Event> {
                 client, task, device, lease, evicted, overhead
             }
         ),
-        1 => client().prop_map(|client| Event::ClientLeft { client }),
+        1 => (client(), bytes()).prop_map(|(client, kept)| Event::ClientLeft { client, kept }),
         12 => (client(), ask(), any::<bool>(), bytes(), any::<bool>()).prop_map(|(client, ask, alloc, bytes, long)| {
             Event::Ask { client, ask, kind: if alloc { AskKind::Alloc } else { AskKind::Restore }, bytes, long }
         }),
@@ -186,7 +186,7 @@ proptest! {
             if let Event::AskCancelled { client, ask } = event {
                 open.remove(&(client, ask));
             }
-            if let Event::ClientLeft { client } = event {
+            if let Event::ClientLeft { client, .. } = event {
                 open.retain(|(c, _), _| *c != client);
             }
             open.retain(|(c, _), _| arbiter.lease(*c).is_some());

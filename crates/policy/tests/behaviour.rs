@@ -548,7 +548,10 @@ fn two_processes_cannot_pass_their_limit_together() {
     // Both wait for the same room.
     let (a, b) = (d.alloc(1, 6), d.alloc(2, 6));
     assert_eq!((d.granted(1, a), d.granted(2, b)), (gib(0), gib(0)));
-    d.tell(Event::ClientLeft { client: ClientId(9) });
+    d.tell(Event::ClientLeft {
+        client: ClientId(9),
+        kept: Bytes::ZERO,
+    });
     assert_eq!(d.granted(1, a) + d.granted(2, b), gib(6));
     assert_eq!(
         d.last
@@ -1134,7 +1137,10 @@ fn a_dead_victim_frees_all_and_a_dead_gatherer_wants_nothing() {
     let ask = d.alloc(2, 50);
     let (order, ..) = d.order_to(1);
     d.progress(1, order, 10);
-    d.tell(Event::ClientLeft { client: ClientId(1) });
+    d.tell(Event::ClientLeft {
+        client: ClientId(1),
+        kept: Bytes::ZERO,
+    });
     assert_eq!((d.granted(2, ask), d.free()), (gib(50), gib(50)));
     d.progress(1, order, 10);
     assert_eq!(d.free(), gib(50), "news of the dead change nothing");
@@ -1145,7 +1151,10 @@ fn a_dead_victim_frees_all_and_a_dead_gatherer_wants_nothing() {
     d.job(2, spec(), 0);
     d.alloc(2, 50);
     let (order, ..) = d.order_to(1);
-    d.tell(Event::ClientLeft { client: ClientId(2) });
+    d.tell(Event::ClientLeft {
+        client: ClientId(2),
+        kept: Bytes::ZERO,
+    });
     assert!(d.last.contains(&Action::CancelReclaim {
         client: ClientId(1),
         order
@@ -1230,7 +1239,10 @@ fn bug_092_what_is_still_open_is_counted_to_who_has_it_open() {
         bytes: gib(20),
     });
     assert_eq!((d.client(1).lease, d.client(2).lease), (gib(40), gib(30)));
-    d.tell(Event::ClientLeft { client: ClientId(1) });
+    d.tell(Event::ClientLeft {
+        client: ClientId(1),
+        kept: Bytes::ZERO,
+    });
     assert_eq!((d.client(2).lease, d.free()), (gib(30), gib(70)));
     // It closes it: as any lease that is given back.
     d.tell(Event::Returned {
@@ -1255,7 +1267,10 @@ fn unknown_ids_are_noted_and_ignored() {
     let mut d = Desk::new(100);
     let (client, task, order) = (ClientId(7), TaskId(7), OrderId(7));
     for event in [
-        Event::ClientLeft { client },
+        Event::ClientLeft {
+            client,
+            kept: Bytes::ZERO,
+        },
         Event::Touched { client },
         Event::Returned {
             client,
@@ -1334,4 +1349,36 @@ fn states_have_a_word_a_reason_and_a_time() {
     let device = d.arbiter.snapshot().devices[0].clone();
     assert_eq!(device.gathering_for, Some(ClientId(2)));
     assert_eq!(device.peak, gib(95));
+}
+
+/// Memory that others imported from a program outlives it. In the step in which its account is closed that counts as held by nobody.
+#[test]
+fn what_others_keep_of_the_dead_is_granted_to_nobody() {
+    let mut d = Desk::new(100);
+    d.job(1, spec(), 60);
+    d.job(2, spec(), 40);
+    let ask = d.alloc(2, 50);
+    d.tell(Event::ClientLeft {
+        client: ClientId(1),
+        kept: gib(20),
+    });
+    assert_eq!((d.client(2).lease, d.free()), (gib(40), gib(40)), "{ask:?}");
+    assert!(
+        !d.last
+            .iter()
+            .any(|a| matches!(a, Action::Grant { complete: true, .. }))
+    );
+    // Never more than it had; and what the importers let go is there for those that wait.
+    d.job(3, spec(), 10);
+    d.tell(Event::ClientLeft {
+        client: ClientId(3),
+        kept: gib(90),
+    });
+    assert_eq!(d.free(), gib(30));
+    d.tell(Event::Device {
+        device: GPU,
+        capacity: gib(100),
+        unmanaged: Bytes::ZERO,
+    });
+    assert_eq!(d.client(2).lease, gib(90));
 }

@@ -452,6 +452,10 @@ messages! {
             managed: Bytes,
             /// Of that: known to be in host memory, because a release pushed it there and the program was not on the GPU since.
             managed_out: Bytes,
+            /// Memory of handles that were given to other processes, who may keep it alive.
+            exported: Bytes,
+            /// Memory of other processes, imported by handle, that is held here and charged there.
+            imported: Bytes,
         }
         /// A step of a reclaim: these bytes of lease are free now.
         7 ReclaimProgress { /** Slot. */ device: u32, /** The order. */ order: u64, /** Lease freed in this step. */ bytes: Bytes }

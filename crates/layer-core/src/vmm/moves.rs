@@ -7,7 +7,7 @@ use ebb_device::{Handle, Props};
 
 use super::table::Place;
 use super::{Mapped, Remains, Vmm};
-use crate::pins::Held;
+use crate::pins::{Held, PinReason};
 use crate::pool::Pool;
 
 /// A memory that begins to leave.
@@ -68,6 +68,23 @@ impl Vmm {
         self.with(|table| {
             pool.pins
                 .held()
+                .map(|held| match held {
+                    Held::Handle(handle) => table.len_of(handle),
+                    Held::Span(_) | Held::Lent(_) => 0,
+                })
+                .sum()
+        })
+    }
+
+    /// Bytes of handles that were given to other processes.
+    pub(crate) fn exported_bytes(&self, pool: &Pool) -> u64 {
+        let exported = pool.pins.held_for(PinReason::Exported);
+        if exported.is_empty() {
+            return 0;
+        }
+        self.with(|table| {
+            exported
+                .into_iter()
                 .map(|held| match held {
                     Held::Handle(handle) => table.len_of(handle),
                     Held::Span(_) | Held::Lent(_) => 0,

@@ -22,6 +22,7 @@ pub(crate) enum Id {
     Array(usize),
     Mipmapped(usize),
     Host(usize),
+    External(usize),
 }
 
 /// A piece of such memory that is counted.

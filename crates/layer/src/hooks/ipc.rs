@@ -14,7 +14,7 @@ use ebb_device::DeviceError;
 use ebb_layer_core::{Allocation, Engine, ExternalKind, ShareError, ShareHandle};
 
 use crate::bridge::{self, Running};
-use crate::hooks::{capture, share, with};
+use crate::hooks::{capture, imports, share, with};
 use crate::symbols::real;
 
 /// Memory of another process that is mapped here.
@@ -337,8 +337,18 @@ macro_rules! open_handle {
             // SAFETY: the program's own arguments.
             match unsafe { open_ours(pdptr, &handle, Flags) } {
                 Some(code) => code,
-                // SAFETY: the program's own call.
-                None => unsafe { real::$name(pdptr, handle, Flags) },
+                None => {
+                    // SAFETY: the program's own call.
+                    let result = unsafe { real::$name(pdptr, handle, Flags) };
+                    if result.is_success() {
+                        with(|_| {
+                            // SAFETY: the driver has just written it.
+                            imports::opened(unsafe { pdptr.read() });
+                            Some(())
+                        });
+                    }
+                    result
+                }
             }
         }
     )*};
@@ -399,7 +409,11 @@ fn close_at(running: &Running, ptr: u64) -> Option<CUresult> {
 pub(crate) unsafe extern "C-unwind" fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> CUresult {
     with(|running| close_at(running, dptr.0)).unwrap_or_else(|| {
         // SAFETY: the program's own call.
-        unsafe { real::cuIpcCloseMemHandle(dptr) }
+        let result = unsafe { real::cuIpcCloseMemHandle(dptr) };
+        if result.is_success() {
+            imports::closed(dptr);
+        }
+        result
     })
 }
 

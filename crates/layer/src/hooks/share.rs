@@ -12,7 +12,7 @@ use ebb_units::Bytes;
 
 use crate::barrier;
 use crate::bridge::Running;
-use crate::hooks::{ipc, multicast, vmm, with};
+use crate::hooks::{imports, ipc, multicast, vmm, with};
 use crate::symbols::real;
 
 /// Refuses a call about memory of ours; `None` if it is not ours.
@@ -58,7 +58,12 @@ pub(crate) unsafe extern "C-unwind" fn cuMemRetainAllocationHandle(
     )
     .unwrap_or_else(|| {
         // SAFETY: the program's own call.
-        unsafe { real::cuMemRetainAllocationHandle(handle, addr) }
+        let result = unsafe { real::cuMemRetainAllocationHandle(handle, addr) };
+        if result.is_success() {
+            // SAFETY: the driver has just written it.
+            imports::retained(unsafe { handle.read() });
+        }
+        result
     })
 }
 

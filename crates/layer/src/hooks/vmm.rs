@@ -14,7 +14,7 @@ use ebb_layer_core::{AllocError, PinReason};
 
 use crate::barrier::{self, Passage};
 use crate::bridge::{self, Running};
-use crate::hooks::with;
+use crate::hooks::{imports, with};
 use crate::symbols::real;
 
 /// What a call with a handle of ours gets that is none (any more), or that a forked child inherited.
@@ -131,7 +131,11 @@ pub(crate) unsafe extern "C-unwind" fn cuMemCreate(
 pub(crate) unsafe extern "C-unwind" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
     if !vmm::is_ours(handle.0) {
         // SAFETY: the program's own call.
-        return unsafe { real::cuMemRelease(handle) };
+        let result = unsafe { real::cuMemRelease(handle) };
+        if result.is_success() {
+            imports::released(handle);
+        }
+        return result;
     }
     match with(|running| running.engine.vmm_release(handle.0).then_some(())) {
         Some(()) => CUresult::SUCCESS,
@@ -152,6 +156,14 @@ pub(crate) unsafe extern "C-unwind" fn cuMemMap(
     if is_of_pool(ptr, size) {
         return CUresult::ERROR_INVALID_VALUE;
     }
+    if !vmm::is_ours(handle.0) {
+        // SAFETY: the program's own call.
+        let result = unsafe { real::cuMemMap(ptr, size, offset, handle, flags) };
+        if result.is_success() {
+            imports::mapped(handle, ptr, size);
+        }
+        return result;
+    }
     with_real(
         handle,
         // Drivers so far map from the beginning only, and that is how memory is mapped again.
@@ -171,7 +183,11 @@ pub(crate) unsafe extern "C-unwind" fn cuMemUnmap(ptr: CUdeviceptr, size: usize)
     }
     if !is_mapped(ptr, size) {
         // SAFETY: the program's own call.
-        return unsafe { real::cuMemUnmap(ptr, size) };
+        let result = unsafe { real::cuMemUnmap(ptr, size) };
+        if result.is_success() {
+            imports::unmapped(ptr, size);
+        }
+        return result;
     }
     let done = with(|running| running.engine.vmm_unmap_away(ptr.0, size as u64).then_some(()));
     if done.is_some() {
@@ -185,6 +201,7 @@ pub(crate) unsafe extern "C-unwind" fn cuMemUnmap(ptr: CUdeviceptr, size: usize)
             let taken = taken.take()?;
             if result.is_success() {
                 running.engine.vmm_unmapped(taken);
+                imports::unmapped(ptr, size);
             } else {
                 running.engine.vmm_still_mapped(taken);
             }

@@ -7,6 +7,7 @@ use ebb_policy::{Event, Time};
 use ebb_units::{Bytes, DeviceId, DeviceUuid, GRANULE};
 
 use super::Driver;
+use super::estates::Estate;
 use super::strangers::Stranger;
 use crate::nvml::{Card, NvmlError};
 use crate::say;
@@ -30,6 +31,8 @@ pub(super) struct Device {
     pub newcomer: Bytes,
     /// Held by programs that are not ours.
     pub unmanaged: Bytes,
+    /// Memory whose maker is gone and that others still have.
+    pub estate: Estate,
     /// Used beyond what NVML's processes account for, in the last sample; the driver's own part.
     overhang: Option<Bytes>,
     /// The least of that so far.
@@ -170,7 +173,7 @@ impl Driver {
         let Some(device) = self.devices.get_mut(&id) else {
             return;
         };
-        let before = (device.capacity(), device.unmanaged);
+        let before = (device.capacity(), device.of_nobody());
         device.total = card.total;
         device.index = card.index;
         device.name.clone_from(&card.name);
@@ -181,7 +184,9 @@ impl Driver {
             let overhang = card.total.saturating_sub(card.free).saturating_sub(sum);
             let steady = device.overhang.map_or(overhang, |last| last.max(overhang));
             device.overhang = Some(overhang);
-            device.measured = Some(device.measured.map_or(steady, |least| least.min(steady)));
+            let measured = device.measured.map_or(steady, |least| least.min(steady));
+            device.measured = Some(measured);
+            device.estate.look(steady.saturating_sub(measured));
         }
         let measured = device
             .measured
@@ -202,7 +207,7 @@ impl Driver {
             }
         }
         device.excess.clone_from(&excess);
-        let after = (device.capacity(), device.unmanaged);
+        let after = (device.capacity(), device.of_nobody());
         if let Some(strangers) = strangers {
             self.see_strangers(id, card, &strangers);
         }
@@ -219,9 +224,9 @@ impl Driver {
         }
     }
 
-    fn feed_device(&mut self, id: DeviceId) {
+    pub(super) fn feed_device(&mut self, id: DeviceId) {
         if let Some(device) = self.devices.get(&id) {
-            let (capacity, unmanaged) = (device.capacity(), device.unmanaged);
+            let (capacity, unmanaged) = (device.capacity(), device.of_nobody());
             self.feed(Event::Device {
                 device: id,
                 capacity,
@@ -265,6 +270,7 @@ impl Driver {
                 reserve: Bytes::ZERO,
                 newcomer: Bytes::ZERO,
                 unmanaged: Bytes::ZERO,
+                estate: Estate::default(),
                 overhang: None,
                 measured: None,
                 excess: BTreeMap::new(),

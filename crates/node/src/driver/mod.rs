@@ -6,6 +6,7 @@
 mod cards;
 mod conns;
 mod control;
+mod estates;
 mod ipc;
 mod peers;
 mod strangers;

@@ -38,6 +38,9 @@ pub(super) struct Client {
     pub allocated: Bytes,
     /// Managed memory, and how much of it is known to be in host memory.
     pub managed: (Bytes, Bytes),
+    /// Memory given to other processes by handle, and memory of others that it has.
+    pub exported: Bytes,
+    pub imported: Bytes,
     touches: u64,
     /// Overhead that NVML saw beyond what the library knows of.
     pub extra: Bytes,
@@ -236,8 +239,15 @@ impl Driver {
                 touches,
                 managed,
                 managed_out,
+                exported,
+                imported,
                 ..
             } => {
+                let device_id = DeviceId(device);
+                let card = self
+                    .devices
+                    .get(&device_id)
+                    .map_or(Bytes::ZERO, |card| card.total);
                 let Some(client) = self.client_mut(peer, DeviceId(device)) else {
                     return;
                 };
@@ -250,11 +260,18 @@ impl Driver {
                 };
                 client.allocated = allocated;
                 client.managed = (managed, managed_out);
+                client.imported = imported.min(card);
+                let exported = exported.min(card);
+                let freed = std::mem::replace(&mut client.exported, exported).saturating_sub(exported);
                 let touched = std::mem::replace(&mut client.touches, touches) != touches;
                 let (id, event) = (client.id, client.usage_event());
                 self.context_took(DeviceId(device), overhead);
                 self.mark(peer);
                 self.feed(event);
+                let left = self.leaves_behind(peer, device_id, freed);
+                if self.estate_shrinks(device_id) || !left.is_zero() {
+                    self.feed_device(device_id);
+                }
                 if touched {
                     self.feed(Event::Touched { client: id });
                 }
@@ -345,7 +362,7 @@ impl Driver {
             ToDaemon::Report { query, text } => self.report_arrived(peer, query, &text),
             ToDaemon::Detach { device } => {
                 self.shares_detached(peer, DeviceId(device));
-                self.detach(peer, DeviceId(device));
+                self.detach(peer, DeviceId(device), false);
             }
             ToDaemon::ShareName { name, lent } => self.share_name(conn, peer, name, lent),
             ToDaemon::ShareHeld { holds, all } => self.share_held(peer, holds, all),
@@ -422,7 +439,7 @@ impl Driver {
             }
             (Some(_), _) => {
                 // It went on alone and grew. Its account is opened anew.
-                self.detach(peer, device);
+                self.detach(peer, device, false);
                 None
             }
             _ => None,
@@ -444,6 +461,8 @@ impl Driver {
                 usage,
                 allocated: Bytes::ZERO,
                 managed: (Bytes::ZERO, Bytes::ZERO),
+                exported: Bytes::ZERO,
+                imported: Bytes::ZERO,
                 touches: 0,
                 extra: Bytes::ZERO,
                 asks: BTreeSet::new(),
@@ -587,7 +606,8 @@ impl Driver {
         }
     }
 
-    pub(super) fn detach(&mut self, peer: PeerId, device: DeviceId) {
+    /// `gone`: the program is; one that lives has what it exported still, and accounts for it when it attaches again.
+    pub(super) fn detach(&mut self, peer: PeerId, device: DeviceId, gone: bool) {
         self.mark(peer);
         let Some(client) = self
             .peers
@@ -600,7 +620,18 @@ impl Driver {
         for ask in &client.asks {
             self.drop_held_ask(client.id, *ask);
         }
-        self.feed(Event::ClientLeft { client: client.id });
+        let kept = if gone {
+            self.leaves_behind(peer, device, client.exported)
+        } else {
+            Bytes::ZERO
+        };
+        self.feed(Event::ClientLeft {
+            client: client.id,
+            kept,
+        });
+        if self.estate_shrinks(device) || !kept.is_zero() {
+            self.feed_device(device);
+        }
         self.state_dirty = true;
         self.look_at_cards();
     }
@@ -645,7 +676,7 @@ impl Driver {
         // First, so that memory which others still have open is free at no moment.
         self.shares_left(id);
         for device in devices {
-            self.detach(id, device);
+            self.detach(id, device, true);
         }
         if let Some(peer) = self.peers.remove(&id) {
             if let Some(process) = self.processes.get_mut(&peer.process) {

@@ -407,7 +407,10 @@ impl World {
         self.programs[n].ended = Some(self.now);
         self.programs[n].lease = Bytes::ZERO;
         self.programs[n].order = None;
-        self.tell(Event::ClientLeft { client });
+        self.tell(Event::ClientLeft {
+            client,
+            kept: Bytes::ZERO,
+        });
         let left = self.live_tasks.get_mut(&task).unwrap();
         *left -= 1;
         if *left == 0 {

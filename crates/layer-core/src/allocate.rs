@@ -426,6 +426,10 @@ fn wait_for_lease(
             Some(open) => {
                 if let Some(denied) = open.denied {
                     state.asks.remove(&ask);
+                    if state.pool.books.short_of(len) < short {
+                        // Lease came meanwhile, asked for ahead perhaps: less is needed than was judged.
+                        return Ok(());
+                    }
                     break denied;
                 }
             }

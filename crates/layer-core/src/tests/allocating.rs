@@ -618,3 +618,29 @@ fn many_small_allocations_in_a_row_ask_seldom() {
     }
     rig.assert_gone_after_detach();
 }
+
+/// What was asked for ahead took the rest of the limit while the next allocation asked for it, too: that one is served from it.
+#[test]
+fn lease_that_came_ahead_is_no_reason_to_refuse() {
+    let daemon = Daemon::start(Script {
+        grant_allocs: false,
+        ..Script::default()
+    });
+    let rig = Arc::new(Rig::new(Some(&daemon), 256 * G));
+    let allocates = std::thread::spawn({
+        let rig = rig.clone();
+        move || rig.alloc(4 * G)
+    });
+    let (ask, bytes, _) = daemon.expect_ask(ask_kind::ALLOC);
+    // As an earlier ask of its own would be answered: before this one is refused.
+    daemon.grant(u64::MAX, bytes);
+    daemon.send(ToLayer::Deny {
+        device: 0,
+        ask,
+        reason: deny::OVER_LIMIT,
+        last: true,
+    });
+    let ptr = allocates.join().unwrap();
+    rig.engine.free(ptr).unwrap();
+    Arc::into_inner(rig).unwrap().assert_gone_after_detach();
+}

@@ -1,5 +1,6 @@
 """How much later a program starts under ebb: one alone, and a hundred at once."""
 
+import json
 import statistics
 import subprocess
 import time
@@ -61,6 +62,23 @@ def crowd_of(name, command, count):
         f"({later / count:+.2f} for each of them), {failed} failed under ebb", "<= +50 ms, 0 failed", later <= 50 and failed == 0)
 
 
+def bench_of(count):
+    """The same by `ebb bench`, whose program does a kernel as well."""
+    rounds = 1 if kit.args.quick else 2
+    command = [kit.EBB, "bench", "start", "--at-once", count, "--rounds", rounds, "--json"]
+    done = subprocess.run([str(word) for word in command], env=kit.UNDER, capture_output=True, text=True, timeout=kit.bounded(240))
+    if done.returncode != 0:
+        row(f"bench start --at-once {count}", f"FAILED: {done.stderr.strip()[-400:]}", "", False)
+        return
+    report = json.loads(done.stdout)
+    RESULTS.setdefault("crowd", {})["bench"] = report
+    for figure in report["figures"]:
+        later = 1e3 * (figure["ebb"] - figure["limit"])
+        row(f"{figure['what']}, {count} at once", f"{figure['limit']:.2f} s plain, {figure['ebb']:.2f} under ebb, {later:+.0f} ms "
+            f"({later / count:+.2f} for each), ratio {figure['ratio']:.3f}", "<= +50 ms" if figure["what"] == "start of each" else "",
+            later <= 50 if figure["what"] == "start of each" else None)
+
+
 def start_section():
     programs = {}
     if (kit.WORK / "calls").exists():
@@ -74,3 +92,4 @@ def start_section():
     count = 12 if kit.args.quick else 100
     for name, command in programs.items():
         crowd_of(name, command, count)
+    bench_of(count)

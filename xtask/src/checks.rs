@@ -194,9 +194,17 @@ fn demo(folder: &Path) -> Result<()> {
 
 /// The measurements on the simulated GPU: not how fast, which says nothing here, but that each is made and no word is wrong.
 fn bench(folder: &Path) -> Result<()> {
+    bench_of(folder, &[], &["release", "restore", "launch", "alloc", "start"])?;
+    let crowd = ["start", "--at-once", "4"];
+    bench_of(folder, &crowd, &["start of all", "start of each"])
+}
+
+fn bench_of(folder: &Path, arguments: &[&str], wanted: &[&str]) -> Result<()> {
     let mut command = Command::new(folder.join("ebb"));
     command
-        .args(["bench", "--gpu", "sim", "--rounds", "1", "--json"])
+        .arg("bench")
+        .args(arguments)
+        .args(["--gpu", "sim", "--rounds", "1", "--json"])
         .current_dir(root())
         .stderr(std::process::Stdio::inherit());
     let done = command.output().context("cannot start ebb")?;
@@ -208,10 +216,10 @@ fn bench(folder: &Path) -> Result<()> {
         bail!("{} words were wrong", object["mismatches"]);
     }
     let figures = object["figures"].as_array().context("no figures")?;
-    for what in ["release", "restore", "launch", "alloc", "start"] {
+    for what in wanted {
         let figure = figures
             .iter()
-            .find(|figure| figure["what"] == what)
+            .find(|figure| figure["what"] == **what)
             .with_context(|| format!("{what} is missing"))?;
         for value in ["ebb", "limit", "ratio"] {
             if figure[value].as_f64().is_none_or(|value| value <= 0.0) {

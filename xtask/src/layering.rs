@@ -40,10 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ebb-simgpu", &["ebb-simdev", "ebb-abi", "ebb-units"]),
     ("ebb-simnvml", &["ebb-simdev", "ebb-abi", "ebb-units"]),
     ("ebb-lab", &["ebb-policy", "ebb-alloc", "ebb-units"]),
-    (
-        "ebb-cli",
-        &["ebb-node", "ebb-lab", "ebb-protocol", "ebb-units"],
-    ),
+    ("ebb-cli", &["ebb-node", "ebb-lab", "ebb-protocol", "ebb-units"]),
 ];
 
 /// Packages that use everything and that nothing uses.

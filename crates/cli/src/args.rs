@@ -308,6 +308,7 @@ Examples:
   ebb bench                                        all of them
   ebb bench release restore --bytes 64Gi
   ebb bench --gpu sim launch alloc --json
+  ebb bench start --at-once 100                    a hundred programs at the same moment
   ebb bench pool --trace snapshot.pickle           allocators on a recorded trace
 
 Each figure stands beside what limits it on this machine, measured in the same run: the copy to and from pinned memory,
@@ -328,6 +329,9 @@ pub(crate) struct BenchArgs {
     /// How often each is measured
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
+    /// `start`: so many programs at the same moment instead of one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub at_once: Option<u32>,
     /// One JSON object
     #[arg(long)]
     pub json: bool,

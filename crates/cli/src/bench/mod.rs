@@ -4,6 +4,7 @@
 //! of it touches the user's daemons or stays. What is compared is measured in turn, so that a machine that changes its
 //! pace does so for both.
 
+mod crowd;
 mod figure;
 pub(crate) mod pool;
 mod server;
@@ -74,7 +75,12 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         calls(&mut stage, args.rounds, &wanted, &mut report.figures)?;
     }
     if wanted(Bench::Start) {
-        report.figures.push(start(&mut stage, args.rounds)?);
+        match args.at_once {
+            Some(count) => report
+                .figures
+                .extend(crowd::crowd(&mut stage, args.rounds, count)?),
+            None => report.figures.push(start(&mut stage, args.rounds)?),
+        }
     }
     drop(stage);
     if args.json {

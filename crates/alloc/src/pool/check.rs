@@ -1,7 +1,7 @@
 //! [`Pool::check`]: every invariant, tested against the tables as they are.
 
+use super::Pool;
 use super::chunks::State;
-use super::{Mark, Owner, Pool};
 
 impl Pool {
     /// Tests every invariant. For tests and for finding faults: it walks everything.
@@ -41,20 +41,9 @@ impl Pool {
                         return Err(format!("{name} is idle and its home is not free as a whole"));
                     }
                 }
-                State::Active(at) => {
+                State::Active => {
                     active += chunk.len;
-                    if !chunk.maps.contains(&at) {
-                        return Err(format!("{name} is used at {at:#x}, where it is not mapped"));
-                    }
-                    let mut blocks = self
-                        .live
-                        .range(..at + chunk.len)
-                        .next_back()
-                        .into_iter()
-                        .map(|(_, block)| block)
-                        .chain(self.late.iter().map(|late| &late.block));
-                    let lives = blocks.any(|block| block.at < at + chunk.len && block.at + block.len > at);
-                    if !lives && self.free_at(at, chunk.len) == Some(Owner::Anyone) {
+                    if self.plans_hold_nothing() && self.usable(chunk.home, chunk.len) {
                         return Err(format!("{name} is active and nothing lives in it"));
                     }
                 }
@@ -87,21 +76,36 @@ impl Pool {
         Ok(())
     }
 
-    /// The owner of a span that is free as one run.
-    fn free_at(&self, at: u64, len: u64) -> Option<Owner> {
-        let (start, run) = self.runs.containing(at)?;
-        (start + run.len >= at + len).then_some(run.owner)
+    fn plans_hold_nothing(&self) -> bool {
+        self.counters.in_plans == 0
     }
 
-    /// Blocks and free bytes share no byte; each is mapped where it may be; together they are what is mapped for use.
+    /// Whether a span is free, as one run.
+    fn usable(&self, at: u64, len: u64) -> bool {
+        self.runs
+            .containing(at)
+            .is_some_and(|(start, run)| start + run.len >= at + len)
+    }
+
+    /// Blocks and free bytes, by their home addresses, share no byte, and together they are what chunks hold.
     fn check_bytes(&self) -> Result<(), String> {
-        let mut spans: Vec<(u64, u64, bool)> = self
-            .live
-            .values()
-            .chain(self.late.iter().map(|late| &late.block))
-            .map(|block| (block.at, block.len, true))
-            .chain(self.runs.iter().map(|(at, run)| (at, run.len, false)))
-            .collect();
+        let blocks = self.live.values().chain(self.late.iter().map(|late| &late.block));
+        let mut spans: Vec<(u64, u64, bool)> =
+            self.runs.iter().map(|(at, run)| (at, run.len, false)).collect();
+        for block in blocks {
+            match self.views.extents(block.at, block.len) {
+                Some(extents) => {
+                    if extents.iter().map(|extent| extent.1).sum::<u64>() != block.len {
+                        return Err(format!(
+                            "the block at {:#x} is not as long as its extents",
+                            block.at
+                        ));
+                    }
+                    spans.extend(extents.into_iter().map(|(home, len)| (home, len, true)));
+                }
+                None => spans.push((block.at, block.len, true)),
+            }
+        }
         spans.sort_unstable();
         let (mut end, mut bytes) = (0, 0);
         for (at, len, block) in spans {
@@ -116,24 +120,18 @@ impl Pool {
             for (start, _, id) in self.chunks.over(at, len) {
                 let state = self.chunks.get(id).map(|chunk| (chunk.state, chunk.home));
                 let right = match state {
-                    Some((State::Active(used), _)) => used == start,
+                    Some((State::Active, home)) => home == start,
                     Some((State::Idle, home)) => !block && home == start,
                     _ => false,
                 };
                 if !right {
-                    return Err(format!(
-                        "{at:#x}+{len:#x} lies at a mapping of a chunk that is {state:?}"
-                    ));
+                    return Err(format!("{at:#x}+{len:#x} is of a chunk that is {state:?}"));
                 }
             }
         }
         // What plans hold is in no table.
-        let held = self
-            .chunks
-            .iter()
-            .any(|(_, chunk)| chunk.state == State::Held && chunk.exists);
         let physical = self.chunks.active_bytes() + self.chunks.idle_bytes();
-        if bytes > physical || (!held && self.counters.in_plans == 0 && bytes != physical) {
+        if bytes > physical || (self.plans_hold_nothing() && bytes != physical) {
             return Err(format!("{bytes} bytes are live or free of {physical} in chunks"));
         }
         for ((at, run), (next, other)) in self.runs.iter().zip(self.runs.iter().skip(1)) {
@@ -149,24 +147,33 @@ impl Pool {
 
     fn check_views(&self) -> Result<(), String> {
         for view in self.views.iter() {
-            let (mut busy, mut live) = (0, 0);
             for (at, id) in &view.parts {
-                let Some(chunk) = self.chunks.get(*id).filter(|chunk| chunk.maps.contains(at)) else {
+                if self.chunks.get(*id).is_none_or(|chunk| !chunk.maps.contains(at)) {
                     return Err(format!("the view at {:#x} has lost a part", view.at));
-                };
-                busy += usize::from(chunk.state != State::Idle);
-                live += usize::from(chunk.state == State::Active(*at));
+                }
             }
-            let counted = view.counts();
-            if !view.is_dead() && (busy, live) != counted {
+            let lives =
+                self.live.contains_key(&view.at) || self.late.iter().any(|late| late.block.at == view.at);
+            if lives != view.is_used() {
                 return Err(format!(
-                    "the view at {:#x} counts {counted:?}, and {:?} are",
-                    view.at,
-                    (busy, live)
+                    "the view at {:#x} does not know whether it is used",
+                    view.at
                 ));
             }
-            if view.last.1 > Mark(0) && view.parts.is_empty() {
-                return Err(format!("the view at {:#x} is empty", view.at));
+            if self.plans_hold_nothing() && !view.is_dead() {
+                let mut from = view.at;
+                for (home, len) in &view.extents {
+                    let ids = |at, len| -> Vec<_> {
+                        self.chunks.over(at, len).into_iter().map(|one| one.2).collect()
+                    };
+                    if ids(from, *len) != ids(*home, *len) {
+                        return Err(format!(
+                            "the view at {:#x} shows other chunks at {from:#x}",
+                            view.at
+                        ));
+                    }
+                    from += len;
+                }
             }
         }
         for at in self.stale.keys() {

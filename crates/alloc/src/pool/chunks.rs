@@ -11,8 +11,8 @@ pub struct ChunkId(pub u64);
 pub(super) enum State {
     /// Nothing lives in it; its home addresses are free bytes.
     Idle,
-    /// Something lives in it, at the mapping that begins here. Its other mappings must not be used.
-    Active(u64),
+    /// Something lives in it, or free bytes of it are out for a plan.
+    Active,
     /// A plan uses it, or it is to be released.
     Held,
 }
@@ -21,7 +21,7 @@ pub(super) enum State {
 pub(super) struct Chunk {
     /// Bytes.
     pub(super) len: u64,
-    /// Where its idle bytes are given out.
+    /// Where its bytes are counted: every byte has exactly one home address.
     pub(super) home: u64,
     /// The driver has made it, and not got it back.
     pub(super) exists: bool,
@@ -123,7 +123,7 @@ impl Chunks {
                 self.idle.remove(&(chunk.len, id));
                 self.idle_bytes -= chunk.len;
             }
-            State::Active(_) => self.active_bytes -= chunk.len,
+            State::Active => self.active_bytes -= chunk.len,
             State::Held => {}
         }
         chunk.state = state;
@@ -132,7 +132,7 @@ impl Chunks {
                 self.idle.insert((chunk.len, id));
                 self.idle_bytes += chunk.len;
             }
-            State::Active(_) => self.active_bytes += chunk.len,
+            State::Active => self.active_bytes += chunk.len,
             State::Held => {}
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! Two sides are kept apart. *Addresses*: blocks have stable ones, given out by best fit among mapped bytes that are free.
 //! *Physical memory*: chunks of whole granules, each mapped at its home. A chunk in which nothing lives is *idle*; when a
-//! block fits nowhere, idle chunks from many places are mapped a second time, next to each other, as a *view*. So no hole of a
-//! granule or more is ever too small, the pool grows only when everything else is in use, and physical memory at its
-//! peak is what the live blocks touch at their peak.
+//! block fits nowhere, idle chunks from many places, and free ends of granules, are mapped a second time, next to each other, as a
+//! *view*. So no hole of a granule or more is ever too small, the pool grows only when everything else is in use, and physical
+//! memory at its peak is what the live blocks touch at their peak. Why and how: `docs/design/0005-pool.md`.
 //!
 //! ```text
 //!                allocate                         finish, all calls done
@@ -21,8 +21,8 @@
 //! The pool calls nobody, reads no clock and takes no lock; see [`Plan`].
 //!
 //! # Invariants
-//! [`Pool::check`] names and tests them all. The main ones: no two blocks share a byte; every byte of a block is mapped, by a chunk that
-//! is used at this mapping and at no other; a free byte is usable at exactly one address; bytes are conserved.
+//! [`Pool::check`] names and tests them all. The main ones: no two blocks, and no block and free bytes, share a byte of physical memory;
+//! every byte of a block is mapped where the block is; what chunks hold is live, free, or out for a plan.
 
 mod check;
 mod chunks;
@@ -46,7 +46,7 @@ pub use config::Config;
 use plan::Aim;
 pub use plan::{Backing, Call, Plan};
 pub use release::Watermarks;
-use runs::{Owner, Run, Runs};
+use runs::{Owner, Runs};
 use stats::Counters;
 pub use stats::{ClassStats, Stats};
 use views::{ViewId, Views};
@@ -78,7 +78,7 @@ pub enum Step {
     /// Nothing: this is the block.
     Ready(u64),
     /// Calls of the driver; then [`Pool::finish`] gives the block.
-    Run(Plan),
+    Run(Box<Plan>),
     /// Memory is free on other streams. Tell how far these are, then ask again with `asked`.
     Ask(Vec<Stream>),
     /// There is no room but what work still uses that nobody waits for otherwise. When a stream is past its mark, tell, and ask again.
@@ -232,7 +232,7 @@ impl Pool {
             .filter(|&(other, mark)| other != stream && !self.is_done(other, mark))
             .collect();
         if late.is_empty() {
-            self.give(block.at, block.len, Owner::Stream(stream), mark);
+            self.vacate(&block, Owner::Stream(stream), mark);
         } else {
             self.counters.late += block.len;
             self.late.push(Late {
@@ -264,7 +264,7 @@ impl Pool {
                     } else {
                         Owner::Stream(late.stream)
                     };
-                    self.give(late.block.at, late.block.len, owner, late.mark);
+                    self.vacate(&late.block.clone(), owner, late.mark);
                 }
                 !late.others.is_empty()
             });
@@ -327,11 +327,6 @@ impl Pool {
         for (at, run) in held {
             self.give(at, run.len, run.owner, run.mark);
         }
-        let view = match aim {
-            Aim::Block { at, view: true, .. } => Some(at),
-            _ => None,
-        };
-        let mut parts = Vec::new();
         for (id, owner, mark) in chunks {
             let Some(chunk) = self.chunks.get(id) else {
                 continue;
@@ -344,19 +339,8 @@ impl Pool {
                 continue;
             }
             let (home, len) = (chunk.home, chunk.len);
-            if let Some(view) = view {
-                let here = ranges.iter().find(|(start, _)| *start == view);
-                parts.extend(
-                    chunk
-                        .maps
-                        .iter()
-                        .filter(|&&at| here.is_some_and(|(start, n)| at >= *start && at - start < *n))
-                        .map(|&at| (at, id)),
-                );
-            }
             if chunk.maps.contains(&home) {
                 self.chunks.set(id, State::Idle);
-                self.count_idler(id);
                 self.give(home, len, owner, mark);
             } else {
                 self.orphans.insert(id);
@@ -370,7 +354,6 @@ impl Pool {
         for (at, len) in kept {
             self.settle(at, len);
         }
-        parts.sort_unstable();
         for (at, len) in ranges {
             for (gap, n) in self.chunks.gaps(at, len) {
                 self.give_addresses(gap, n);
@@ -384,18 +367,21 @@ impl Pool {
                 stream,
                 view,
             } if all => {
-                if view {
-                    let bytes = self.config.up(len);
-                    let id = self.views.add(at, bytes, parts, stream);
-                    self.open_view(id, stream);
+                match view {
+                    Some(draft) => {
+                        let parts = self.parts(draft.base, draft.len);
+                        let id = self.views.add(at, parts, draft.extents, stream);
+                        self.put_view(id, size, len, stream);
+                    }
+                    None => self.put(at, size, len, stream),
                 }
-                self.put(at, size, len, stream);
                 Finished::Block(at)
             }
-            Aim::Block { .. } => {
+            Aim::Block { view, .. } => {
                 // A view that was not completed: its mappings serve nobody.
-                for (at, _) in parts {
-                    self.stale.insert(at, (Stream(0), Mark(0)));
+                if let Some(draft) = view {
+                    let parts = self.parts(draft.base, draft.len);
+                    self.strand(parts, (Stream(0), Mark(0)));
                 }
                 self.counters.failed += 1;
                 Finished::Failed
@@ -447,14 +433,9 @@ impl Pool {
 
     /// A part of a view was to be mapped anew: the view goes on, or what is left of it there goes.
     fn settle(&mut self, at: u64, len: u64) {
-        let mapped: Vec<(u64, ChunkId)> = self
-            .chunks
-            .over(at, len)
-            .into_iter()
-            .map(|(start, _, id)| (start, id))
-            .collect();
+        let mapped = self.parts(at, len);
         let gaps = self.chunks.gaps(at, len);
-        let whole = gaps.is_empty() && mapped.iter().all(|(_, id)| self.is_idle(*id));
+        let whole = gaps.is_empty();
         if mapped.len() == 1 && whole && self.views.wants(at) {
             // Nothing was done.
             return;
@@ -475,18 +456,25 @@ impl Pool {
         }
     }
 
-    fn is_idle(&self, id: ChunkId) -> bool {
-        self.chunks
-            .get(id)
-            .is_some_and(|chunk| chunk.state == State::Idle)
-    }
-
     fn give_addresses(&mut self, at: u64, len: u64) {
         let given = self.space.give_back(at, len);
         debug_assert!(given.is_ok(), "{at:#x}+{len:#x} was not taken");
     }
 
-    /// Adds free, mapped bytes, and finds the chunks that are idle with them.
+    fn is(&self, id: ChunkId, state: State) -> bool {
+        self.chunks.get(id).is_some_and(|chunk| chunk.state == state)
+    }
+
+    /// The mappings in these addresses.
+    fn parts(&self, at: u64, len: u64) -> Vec<(u64, ChunkId)> {
+        self.chunks
+            .over(at, len)
+            .into_iter()
+            .map(|(start, _, id)| (start, id))
+            .collect()
+    }
+
+    /// Adds free bytes, by their home addresses, and finds the chunks that are idle with them.
     fn give(&mut self, at: u64, len: u64, owner: Owner, mark: Mark) {
         if len == 0 {
             return;
@@ -494,34 +482,27 @@ impl Pool {
         let (start, run, [new, new_end]) = self.runs.insert(at, len, owner, mark);
         let end = start + run.len;
         for (from, n, id) in self.chunks.over(new, new_end - new) {
-            let used_here = self
-                .chunks
-                .get(id)
-                .is_some_and(|chunk| chunk.state == State::Active(from));
-            if used_here && start <= from && from + n <= end {
-                self.retire(id, from, n, run);
+            if start <= from && from + n <= end && self.is(id, State::Active) {
+                self.chunks.set(id, State::Idle);
             }
         }
     }
 
-    /// Nothing lives in an active chunk any more.
-    fn retire(&mut self, id: ChunkId, at: u64, len: u64, run: Run) {
-        let Some(home) = self.chunks.get(id).map(|chunk| chunk.home) else {
+    /// Frees the bytes of a block.
+    fn vacate(&mut self, block: &Block, owner: Owner, mark: Mark) {
+        let Some(extents) = self.views.extents(block.at, block.len) else {
+            self.give(block.at, block.len, owner, mark);
             return;
         };
-        self.chunks.set(id, State::Idle);
-        self.count_idler(id);
-        if at != home {
-            let taken = self.runs.take(at, len);
-            debug_assert!(taken.is_some(), "a retired chunk's bytes are free");
-            let last = match run.owner {
-                Owner::Stream(stream) => (stream, run.mark),
-                Owner::Anyone => (Stream(0), Mark(0)),
-            };
-            let unneeded = self.views.leave(at, last);
-            self.strand(unneeded, last);
-            self.give(home, len, run.owner, run.mark);
+        for (home, len) in extents {
+            self.give(home, len, owner, mark);
         }
+        let last = match owner {
+            Owner::Stream(stream) => (stream, mark),
+            Owner::Anyone => (Stream(0), Mark(0)),
+        };
+        let unneeded = self.views.leave(block.at, last);
+        self.strand(unneeded, last);
     }
 
     /// These mappings serve nobody any more.
@@ -531,78 +512,53 @@ impl Pool {
         }
     }
 
-    fn count_idler(&mut self, id: ChunkId) {
-        if let Some(chunk) = self.chunks.get(id) {
-            for at in chunk.aliases() {
-                self.views.idler(at);
-            }
-        }
-    }
-
-    fn count_busier(&mut self, id: ChunkId) {
-        if let Some(chunk) = self.chunks.get(id) {
-            for at in chunk.aliases() {
-                self.views.busier(at);
-            }
-        }
-    }
-
-    /// Uses an idle chunk at one of its mappings.
-    fn activate(&mut self, id: ChunkId, at: u64) {
-        self.chunks.set(id, State::Active(at));
-        self.count_busier(id);
-        self.counters.active_peak = self.counters.active_peak.max(self.chunks.active_bytes());
-        self.demand[0] = self.demand[0].max(self.chunks.active_bytes());
-    }
-
-    /// Brings the idle chunks of a view under its addresses, as free bytes of the stream.
-    fn open_view(&mut self, id: ViewId, stream: Stream) {
-        let Some((parts, at, len)) = self
-            .views
-            .get(id)
-            .map(|view| (view.parts.clone(), view.at, view.len))
-        else {
-            return;
-        };
-        let mut mark = Mark(0);
-        for (start, chunk) in parts {
-            if let Some((home, n)) = self.chunks.get(chunk).map(|chunk| (chunk.home, chunk.len)) {
-                for (_, run) in self.runs.take_all(home, n) {
-                    mark = mark.max(run.mark);
-                }
-                self.activate(chunk, start);
-                self.views.enter(start);
-            }
-        }
-        self.views.used(id);
-        self.runs.insert(at, len, Owner::Stream(stream), mark);
-    }
-
-    /// Makes a block of free bytes.
-    fn put(&mut self, at: u64, size: u64, len: u64, stream: Stream) -> Block {
+    /// Takes free bytes, by their home addresses, for a block.
+    fn take(&mut self, at: u64, len: u64) {
         let taken = self.runs.take_all(at, len);
         debug_assert_eq!(
             taken.iter().map(|(_, run)| run.len).sum::<u64>(),
             len,
             "{at:#x}+{len:#x} is free"
         );
-        for (from, _, id) in self.chunks.over(at, len) {
-            if self
-                .chunks
-                .get(id)
-                .is_some_and(|chunk| chunk.state == State::Idle)
-            {
-                self.activate(id, from);
+        for (_, _, id) in self.chunks.over(at, len) {
+            if self.is(id, State::Idle) {
+                self.chunks.set(id, State::Active);
             }
         }
-        let block = Block {
+        self.counters.active_peak = self.counters.active_peak.max(self.chunks.active_bytes());
+        self.demand[0] = self.demand[0].max(self.chunks.active_bytes());
+    }
+
+    /// A block at its home.
+    fn put(&mut self, at: u64, size: u64, len: u64, stream: Stream) {
+        self.take(at, len);
+        self.enter_block(Block {
             at,
             size,
             len,
             stream,
-        };
-        self.live.insert(at, block);
+        });
+    }
+
+    /// A block in a view all of whose bytes are free; its address.
+    fn put_view(&mut self, id: ViewId, size: u64, len: u64, stream: Stream) -> Option<u64> {
+        let view = self.views.get(id)?;
+        let at = view.at;
+        for (home, n) in views::first(&view.extents, len) {
+            self.take(home, n);
+        }
+        self.views.enter(id);
+        self.enter_block(Block {
+            at,
+            size,
+            len,
+            stream,
+        });
+        Some(at)
+    }
+
+    fn enter_block(&mut self, block: Block) {
+        self.live.insert(block.at, block);
         self.counters.allocated(&block);
-        block
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::chunks::{ChunkId, State};
-use super::plan::{Aim, Call, Plan};
-use super::runs::{Owner, Run};
-use super::{Mark, Pool, Request, Step, Stream};
+use super::plan::{Aim, Call, Draft, Plan};
+use super::runs::Owner;
+use super::{Mark, Pool, Request, Step, Stream, views};
 
 /// How many fits a small block looks at to find one that uses no idle granule.
 const LOOKS: usize = 8;
@@ -19,6 +19,21 @@ type Idle = (u64, ChunkId, u64);
 struct Gathered {
     chunks: Vec<(ChunkId, u64)>,
     bytes: u64,
+}
+
+/// Free ends of granules that are in use, for the two ends of a block: start and length of each.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ends {
+    /// For the beginning of the block: the end of a granule.
+    tail: Option<(u64, u64)>,
+    /// For the end of the block: the beginning of a granule.
+    head: Option<(u64, u64)>,
+}
+
+impl Ends {
+    fn bytes(&self) -> u64 {
+        self.tail.map_or(0, |end| end.1) + self.head.map_or(0, |end| end.1)
+    }
 }
 
 impl Pool {
@@ -44,8 +59,7 @@ impl Pool {
         if let Some(at) = self.adjoining(stream, len, align) {
             return self.use_run(at, size, len, stream);
         }
-        if let Some(at) = self.ready_view(stream, len) {
-            self.put(at, size, len, stream);
+        if let Some(at) = self.ready_view(size, len, align, stream) {
             return Step::Ready(at);
         }
         // What other streams have freed is looked at before anything is mapped.
@@ -119,27 +133,28 @@ impl Pool {
         self.within(start, run_len, len, align).map(|(_, at)| at)
     }
 
-    /// The oldest view of that size whose chunks are all idle and the stream's to use; opened.
-    fn ready_view(&mut self, stream: Stream, len: u64) -> Option<u64> {
-        let bytes = self.config.up(len);
-        let (id, at) = self
-            .views
-            .ready(bytes)
-            .find(|(_, view)| {
-                view.parts
-                    .iter()
-                    .all(|(_, id)| self.usable(*id, stream).is_some())
-            })
-            .map(|(id, view)| (id, view.at))?;
-        self.open_view(id, stream);
-        Some(at)
+    /// A block in the oldest view of that size all of whose bytes are free and the stream's to use.
+    fn ready_view(&mut self, size: u64, len: u64, align: u64, stream: Stream) -> Option<u64> {
+        let most = self.config.up(len);
+        let (id, _) = self.views.ready(len, most).find(|(_, view)| {
+            view.at.is_multiple_of(align)
+                && views::first(&view.extents, len)
+                    .into_iter()
+                    .all(|(home, n)| self.usable_bytes(home, n, stream))
+        })?;
+        self.put_view(id, size, len, stream)
     }
 
-    /// The run that an idle chunk lies in, if the stream may use it.
-    fn usable(&self, id: ChunkId, stream: Stream) -> Option<Run> {
-        let chunk = self.chunks.get(id).filter(|chunk| chunk.state == State::Idle)?;
-        let (_, run) = self.runs.containing(chunk.home)?;
-        run.owner.allows(stream).then_some(run)
+    /// Whether all these bytes are free, and the stream may use them.
+    fn usable_bytes(&self, at: u64, len: u64, stream: Stream) -> bool {
+        let mut from = at;
+        while from < at + len {
+            match self.runs.containing(from) {
+                Some((start, run)) if run.owner.allows(stream) => from = start + run.len,
+                _ => return false,
+            }
+        }
+        true
     }
 
     /// A block in free, mapped bytes: at once, unless it would cover only part of an idle chunk. That is cut first.
@@ -167,7 +182,7 @@ impl Pool {
             size,
             len,
             stream,
-            view: false,
+            view: None,
         });
         self.hold_bytes(&mut plan, at, len);
         for (id, cuts) in cut {
@@ -175,7 +190,7 @@ impl Pool {
         }
         self.sweep(&mut plan);
         self.counters.in_plans += 1;
-        Step::Run(plan)
+        Step::Run(Box::new(plan))
     }
 
     /// Where a chunk at `[start, start + n)` has to be cut so that a block covers its parts wholly or not at all, and shares none but
@@ -218,7 +233,6 @@ impl Pool {
             whose = (whose.0.max(run.owner), whose.1.max(run.mark));
         }
         self.chunks.set(id, State::Held);
-        self.count_busier(id);
         plan.chunks.push((id, whose.0, whose.1));
     }
 
@@ -302,11 +316,11 @@ impl Pool {
         chunk
     }
 
-    /// Neither free bytes nor a view: a view is made of idle chunks, or the pool grows.
+    /// Neither free bytes nor a view: a view is made of what is free, or the pool grows.
     fn make_room(&mut self, size: u64, len: u64, align: u64, stream: Stream) -> Step {
         let need = self.config.up(len);
         let granule = self.config.granule;
-        let gathered = self.gather(stream, need);
+        let left = self.config.limit.saturating_sub(self.chunks.physical());
         // Growing where addresses are free goes on in the free bytes before them.
         let growth = [granule, need]
             .into_iter()
@@ -323,9 +337,16 @@ impl Pool {
                 (grows <= room).then_some((grows, at, end))
             })
             .min();
-        let extra = need - gathered.bytes;
+        // Small blocks will fill ends of granules anyhow.
+        let ends = if align == self.config.quantum && (len >= granule / 4 || left < granule) {
+            self.ends(stream, len)
+        } else {
+            Ends::default()
+        };
+        let middle = self.config.up(len - ends.bytes());
+        let gathered = self.gather(stream, middle);
+        let extra = middle - gathered.bytes;
         let slack = u128::from(self.chunks.physical()) * u128::from(self.config.slack_permille) / 1000;
-        let left = self.config.limit.saturating_sub(self.chunks.physical());
         if let Some((grows, at, end)) = growth
             && grows <= left
             && u128::from(grows) <= u128::from(extra) + slack
@@ -339,7 +360,76 @@ impl Pool {
             }
             return Step::NoRoom(extra - left);
         }
-        self.stitch(gathered, extra, size, len, stream)
+        self.stitch(gathered, ends, extra, size, len, stream)
+    }
+
+    /// Free ends of granules that others use, for a block that is no whole granules: so that it needs one granule less than its
+    /// size says, or even two. The smallest that do.
+    fn ends(&self, stream: Stream, len: u64) -> Ends {
+        let granule = self.config.granule;
+        let over = len % granule;
+        if over == 0 {
+            return Ends::default();
+        }
+        // Length and start of free ends (towards the next granule) and of free beginnings.
+        let mut tails: BTreeSet<(u64, u64)> = BTreeSet::new();
+        let mut heads: BTreeSet<(u64, u64)> = BTreeSet::new();
+        for (start, run) in self.runs.iter().filter(|(_, run)| run.owner.allows(stream)) {
+            let end = start + run.len;
+            let (first, last) = (self.config.up(start), self.config.down(end));
+            if start < first && first <= end && self.border(start, first) {
+                tails.insert((first - start, start));
+            }
+            if last < end && last >= start && self.border(last, last) {
+                heads.insert((end - last, last));
+            }
+        }
+        let pair = |least: u64| {
+            tails
+                .iter()
+                .filter_map(|&tail| {
+                    let rest = least.saturating_sub(tail.0).max(1);
+                    let head = heads
+                        .range((rest, 0)..)
+                        .find(|head| self.config.down(tail.1) != head.1)?;
+                    Some((tail.0 + head.0, tail, *head))
+                })
+                .min()
+                .map(|(_, (tail_len, tail), (head_len, head))| {
+                    let head_len = head_len.min(least - tail_len.min(least));
+                    Ends {
+                        tail: Some((tail, tail_len)),
+                        head: Some((head, head_len)),
+                    }
+                })
+                .filter(|ends| ends.bytes() == least)
+        };
+        if len > granule
+            && let Some(ends) = pair(over + granule)
+        {
+            return ends;
+        }
+        let tail = tails.range((over, 0)..).next();
+        let head = heads.range((over, 0)..).next();
+        match (tail, head) {
+            (Some(tail), head) if head.is_none_or(|head| tail.0 <= head.0) => Ends {
+                tail: Some((tail.1 + tail.0 - over, over)),
+                head: None,
+            },
+            (_, Some(head)) => Ends {
+                tail: None,
+                head: Some((head.1, over)),
+            },
+            _ => pair(over).unwrap_or_default(),
+        }
+    }
+
+    /// Whether the chunk with these bytes has one of its borders at `border`.
+    fn border(&self, at: u64, border: u64) -> bool {
+        self.chunks
+            .over(at, 1)
+            .first()
+            .is_some_and(|(start, n, _)| *start == border || start + n == border)
     }
 
     /// Work that keeps free memory from this stream.
@@ -421,7 +511,7 @@ impl Pool {
             size,
             len,
             stream,
-            view: false,
+            view: None,
         });
         if at < end {
             // An idle chunk at the head may have to be cut.
@@ -453,18 +543,32 @@ impl Pool {
         }
         self.sweep(&mut plan);
         self.counters.in_plans += 1;
-        Step::Run(plan)
+        Step::Run(Box::new(plan))
     }
 
-    /// A view of these idle chunks and `extra` new bytes.
-    fn stitch(&mut self, gathered: Gathered, extra: u64, size: u64, len: u64, stream: Stream) -> Step {
-        let need = self.config.up(len);
+    /// A view of these ends and idle chunks, and of `extra` new bytes.
+    fn stitch(
+        &mut self,
+        gathered: Gathered,
+        ends: Ends,
+        extra: u64,
+        size: u64,
+        len: u64,
+        stream: Stream,
+    ) -> Step {
         let granule = self.config.granule;
         if self.views.len() >= self.config.views_max
             && let Some(oldest) = self.views.oldest_unused()
         {
             self.drop_view(oldest);
         }
+        // The chunks at the ends are mapped as a whole.
+        let outer = |at: u64| self.chunks.over(at, 1).first().copied();
+        let tail = ends.tail.and_then(|(at, n)| Some((at, n, outer(at)?)));
+        let head = ends.head.and_then(|(at, n)| Some((at, n, outer(at)?)));
+        let before = tail.map_or(0, |(_, _, (_, n, _))| n);
+        let after = head.map_or(0, |(_, _, (_, n, _))| n);
+        let mapped = before + gathered.bytes + extra + after;
         // The new memory needs a home, too.
         let home = if extra > 0 {
             match self.space.first(extra) {
@@ -474,76 +578,90 @@ impl Pool {
         } else {
             None
         };
-        let Some(view) = self.space.take_last(need) else {
+        let Some(base) = self.space.take_last(mapped) else {
             if let Some(home) = home {
                 self.give_addresses(home, extra);
             }
-            return Step::Addresses(need);
+            return Step::Addresses(mapped);
         };
+        let at = base + before - ends.tail.map_or(0, |(_, n)| n);
         let mut plan = Plan::new(Aim::Block {
-            at: view,
+            at,
             size,
             len,
             stream,
-            view: true,
+            view: None,
         });
-        plan.ranges.push((view, need));
-        // A part of a chunk, and a single granule for the end of the block if others may come behind it.
-        let tail = len != need;
-        let mut chunks = gathered.chunks;
+        plan.ranges.push((base, mapped));
         let mut parts: Vec<(ChunkId, u64)> = Vec::new();
-        if extra > 0 {
-            chunks.retain(|(_, n)| *n > 0);
+        let mut extents: Vec<(u64, u64)> = Vec::new();
+        if let Some((from, n, (_, whole, id))) = tail {
+            plan.held.extend(self.runs.take_all(from, n));
+            parts.push((id, whole));
+            extents.push((from, n));
         }
-        let last = chunks.len().checked_sub(1).filter(|_| extra == 0);
-        for (index, (id, used)) in chunks.into_iter().enumerate() {
+        // Where the block ends inside a granule that is idle now, others may come behind it: that is a chunk of its own.
+        let shared = head.is_none() && !(len - ends.bytes()).is_multiple_of(granule);
+        let last = gathered.chunks.len().checked_sub(1).filter(|_| extra == 0);
+        for (index, (id, used)) in gathered.chunks.into_iter().enumerate() {
             let Some((start, n)) = self.chunks.get(id).map(|chunk| (chunk.home, chunk.len)) else {
                 continue;
             };
             let mut cuts = Vec::new();
-            if Some(index) == last && tail && used > granule {
+            if Some(index) == last && shared && used > granule {
                 cuts.push(start + used - granule);
             }
             if used < n {
                 cuts.push(start + used);
             }
             self.hold(&mut plan, id);
+            extents.push((start, used));
             if cuts.is_empty() {
                 parts.push((id, n));
-            } else {
-                let made = self.recut(&mut plan, id, &cuts, stream);
-                let mut rest = used;
-                for (id, n) in made {
-                    if rest > 0 {
-                        parts.push((id, n));
-                        rest -= n;
-                    }
+                continue;
+            }
+            let mut rest = used;
+            for (id, n) in self.recut(&mut plan, id, &cuts, stream) {
+                if rest > 0 {
+                    parts.push((id, n));
+                    rest -= n;
                 }
             }
         }
         if let Some(home) = home {
             plan.ranges.push((home, extra));
-            let shared = tail && extra > granule;
-            let whole = extra - if shared { granule } else { 0 };
+            extents.push((home, extra));
+            let single = if shared && extra > granule { granule } else { 0 };
             let mut from = home;
-            for granules in self.config.cut(whole / granule) {
-                let n = granules * granule;
-                parts.push((self.make(&mut plan, from, n, stream), n));
-                from += n;
-            }
-            if shared {
-                parts.push((self.make(&mut plan, from, granule, stream), granule));
+            let lens = self.config.cut((extra - single) / granule);
+            for n in lens.map(|granules| granules * granule).chain([single]) {
+                if n > 0 {
+                    parts.push((self.make(&mut plan, from, n, stream), n));
+                    from += n;
+                }
             }
         }
-        let mut at = view;
+        if let Some((from, n, (_, whole, id))) = head {
+            plan.held.extend(self.runs.take_all(from, n));
+            parts.push((id, whole));
+            extents.push((from, n));
+        }
+        let mut to = base;
         for (chunk, len) in parts {
-            plan.calls.push(Call::Map { chunk, at, len });
-            at += len;
+            plan.calls.push(Call::Map { chunk, at: to, len });
+            to += len;
+        }
+        if let Aim::Block { view, .. } = &mut plan.aim {
+            *view = Some(Draft {
+                base,
+                len: mapped,
+                extents,
+            });
         }
         self.counters.stitched += 1;
         self.sweep(&mut plan);
         self.counters.in_plans += 1;
-        Step::Run(plan)
+        Step::Run(Box::new(plan))
     }
 
     /// Takes mappings that serve nobody away with a plan, if they are many.

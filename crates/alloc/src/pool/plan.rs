@@ -99,11 +99,21 @@ pub(super) enum Aim {
         size: u64,
         len: u64,
         stream: Stream,
-        /// The addresses are a view that is made for it.
-        view: bool,
+        /// It lies in a view that is made for it.
+        view: Option<Draft>,
     },
     /// Less memory, or fewer mappings.
     Less,
+}
+
+/// A view to be.
+#[derive(Debug)]
+pub(super) struct Draft {
+    /// Where its mappings begin, and all their bytes.
+    pub(super) base: u64,
+    pub(super) len: u64,
+    /// The bytes of the block, by their home addresses.
+    pub(super) extents: Vec<(u64, u64)>,
 }
 
 impl Plan {

@@ -194,7 +194,7 @@ impl World {
                     return Some(at);
                 }
                 Step::Run(plan) => {
-                    self.plans.push((plan, 0, size));
+                    self.plans.push((*plan, 0, size));
                     return None;
                 }
                 Step::Ask(streams) => {

@@ -1,9 +1,9 @@
-//! [`Views`]: addresses under which idle chunks from many places lie next to each other.
+//! [`Views`]: addresses under which free memory from many places lies next to each other.
 //!
-//! A view is made once, when a block fits nowhere although enough memory is idle, and kept: as long as nothing lives in its
-//! chunks, the next block of its size gets it without a call of the driver. A program that repeats itself meets the same
+//! A view is made once, when a block fits nowhere although enough memory is idle, and kept: whenever all its bytes are free,
+//! the next block of its size gets it without a call of the driver. A program that repeats itself meets the same
 //! state again, and the view that was made for it: of those that would do, the oldest is taken, which is the one that
-//! was made in this state. So a loop maps nothing once it has gone round (Note in `docs/design/0005-pool.md`).
+//! was made in this state. So a loop maps nothing once it has gone round (Note [Steady state] in `docs/design/0005-pool.md`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,108 +16,100 @@ pub(super) struct ViewId(u64);
 
 #[derive(Clone, Debug)]
 pub(super) struct View {
+    /// Where a block in it begins: inside its first mapping, perhaps.
     pub(super) at: u64,
-    pub(super) len: u64,
-    /// Address and chunk.
+    /// Address and chunk of every mapping.
     pub(super) parts: Vec<(u64, ChunkId)>,
-    /// Chunks that are not idle, wherever they are used.
-    busy: usize,
-    /// Chunks that are used under this view's addresses.
-    live: usize,
-    /// One of its mappings is gone, or it is not wanted: no new block.
+    /// The bytes from `at` on, by their home addresses: start and length.
+    pub(super) extents: Vec<(u64, u64)>,
+    /// Sum of the extents.
+    pub(super) len: u64,
+    /// A block lives in it.
+    used: bool,
+    /// One of its mappings is gone: no new block.
     dead: bool,
     /// When it was last used, in uses of views.
-    used: u64,
+    turn: u64,
     /// The work that may still use its addresses.
     pub(super) last: (Stream, Mark),
+}
+
+/// The first `len` bytes of these extents.
+pub(super) fn first(extents: &[(u64, u64)], len: u64) -> Vec<(u64, u64)> {
+    let mut rest = len;
+    let mut taken = Vec::with_capacity(extents.len());
+    for &(home, n) in extents {
+        if rest == 0 {
+            break;
+        }
+        taken.push((home, n.min(rest)));
+        rest -= n.min(rest);
+    }
+    taken
 }
 
 /// All views.
 ///
 /// # Invariants
-/// `ready` holds the views that are neither busy nor dead. `starts` holds every mapping of every view.
+/// `ready` holds the views that are neither used nor dead. `starts` holds every mapping of every view, `blocks` where a
+/// block in each would begin.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Views {
     views: BTreeMap<ViewId, View>,
     starts: BTreeMap<u64, ViewId>,
+    blocks: BTreeMap<u64, ViewId>,
     /// By bytes.
     ready: BTreeMap<u64, BTreeSet<ViewId>>,
     next: u64,
-    uses: u64,
+    turns: u64,
 }
 
 impl Views {
-    /// Enters a view of which every chunk is held or idle; `busy` of them are held.
-    pub(super) fn add(&mut self, at: u64, len: u64, parts: Vec<(u64, ChunkId)>, stream: Stream) -> ViewId {
+    pub(super) fn add(
+        &mut self,
+        at: u64,
+        parts: Vec<(u64, ChunkId)>,
+        extents: Vec<(u64, u64)>,
+        stream: Stream,
+    ) -> ViewId {
         let id = ViewId(self.next);
         self.next += 1;
-        self.uses += 1;
         for (start, _) in &parts {
             self.starts.insert(*start, id);
         }
-        self.views.insert(
-            id,
-            View {
-                at,
-                len,
-                parts,
-                busy: 0,
-                live: 0,
-                dead: false,
-                used: self.uses,
-                last: (stream, Mark(0)),
-            },
-        );
+        self.blocks.insert(at, id);
+        let len = extents.iter().map(|extent| extent.1).sum();
         self.ready.entry(len).or_default().insert(id);
+        let view = View {
+            at,
+            parts,
+            extents,
+            len,
+            used: false,
+            dead: false,
+            turn: self.turns,
+            last: (stream, Mark(0)),
+        };
+        self.views.insert(id, view);
         id
     }
 
-    /// Views of this size with all chunks idle, the oldest first.
-    pub(super) fn ready(&self, len: u64) -> impl Iterator<Item = (ViewId, &View)> {
-        self.ready
-            .get(&len)
-            .into_iter()
-            .flatten()
-            .filter_map(|id| Some((*id, self.views.get(id)?)))
+    /// Views that no block lives in, of at least `len` bytes and at most `most`, the oldest first.
+    pub(super) fn ready(&self, len: u64, most: u64) -> impl Iterator<Item = (ViewId, &View)> {
+        let ids: BTreeSet<ViewId> = self
+            .ready
+            .range(len..=most)
+            .flat_map(|(_, ids)| ids.iter().copied())
+            .collect();
+        ids.into_iter().filter_map(|id| Some((id, self.views.get(&id)?)))
     }
 
     pub(super) fn get(&self, id: ViewId) -> Option<&View> {
         self.views.get(&id)
     }
 
-    pub(super) fn used(&mut self, id: ViewId) {
-        self.uses += 1;
-        if let Some(view) = self.views.get_mut(&id) {
-            view.used = self.uses;
-        }
-    }
-
     fn of(&self, start: u64) -> Option<ViewId> {
         self.starts.get(&start).copied()
-    }
-
-    /// A chunk with a mapping here is not idle any more.
-    pub(super) fn busier(&mut self, start: u64) {
-        let Some(id) = self.of(start) else { return };
-        if let Some(view) = self.views.get_mut(&id) {
-            view.busy += 1;
-            if view.busy == 1 && !view.dead {
-                let len = view.len;
-                self.unready(len, id);
-            }
-        }
-    }
-
-    /// A chunk with a mapping here is idle again.
-    pub(super) fn idler(&mut self, start: u64) {
-        let Some(id) = self.of(start) else { return };
-        if let Some(view) = self.views.get_mut(&id) {
-            view.busy -= 1;
-            if view.busy == 0 && !view.dead {
-                let len = view.len;
-                self.ready.entry(len).or_default().insert(id);
-            }
-        }
     }
 
     fn unready(&mut self, len: u64, id: ViewId) {
@@ -129,25 +121,39 @@ impl Views {
         }
     }
 
-    /// The chunk with a mapping here is used through it from now on.
-    pub(super) fn enter(&mut self, start: u64) {
-        if let Some(view) = self.of(start).and_then(|id| self.views.get_mut(&id)) {
-            view.live += 1;
+    /// A block lives in it from now on.
+    pub(super) fn enter(&mut self, id: ViewId) {
+        self.turns += 1;
+        let turn = self.turns;
+        if let Some(view) = self.views.get_mut(&id) {
+            view.used = true;
+            view.turn = turn;
+            let len = view.len;
+            self.unready(len, id);
         }
     }
 
-    /// It is not any more. The mappings that nobody needs now, if the view is dead.
-    pub(super) fn leave(&mut self, start: u64, last: (Stream, Mark)) -> Vec<(u64, ChunkId)> {
-        let Some(id) = self.of(start) else {
+    /// Where the bytes are of a block at this address, if it lives in a view.
+    pub(super) fn extents(&self, at: u64, len: u64) -> Option<Vec<(u64, u64)>> {
+        let view = self.views.get(self.blocks.get(&at)?)?;
+        view.used.then(|| first(&view.extents, len))
+    }
+
+    /// The block at this address is gone. The mappings that nobody needs now.
+    pub(super) fn leave(&mut self, at: u64, last: (Stream, Mark)) -> Vec<(u64, ChunkId)> {
+        let Some(id) = self.blocks.get(&at).copied() else {
             return Vec::new();
         };
-        if let Some(view) = self.views.get_mut(&id) {
-            view.live -= 1;
-            view.last = last;
-            if view.dead && view.live == 0 {
-                return self.forget(id);
-            }
+        let Some(view) = self.views.get_mut(&id) else {
+            return Vec::new();
+        };
+        view.used = false;
+        view.last = last;
+        if view.dead {
+            return self.forget(id);
         }
+        let len = view.len;
+        self.ready.entry(len).or_default().insert(id);
         Vec::new()
     }
 
@@ -156,14 +162,12 @@ impl Views {
         let Some(view) = self.views.get_mut(&id) else {
             return Vec::new();
         };
-        let (len, live, was_dead) = (view.len, view.live, view.dead);
         view.dead = true;
-        if !was_dead {
-            self.unready(len, id);
-        }
-        if live > 0 {
+        if view.used {
             return Vec::new();
         }
+        let len = view.len;
+        self.unready(len, id);
         self.forget(id)
     }
 
@@ -179,6 +183,7 @@ impl Views {
         for (start, _) in &view.parts {
             self.starts.remove(start);
         }
+        self.blocks.remove(&view.at);
         view.parts
     }
 
@@ -189,8 +194,7 @@ impl Views {
             .is_some_and(|view| !view.dead)
     }
 
-    /// In the place of the chunk that was mapped here these are mapped now, all idle. The first, at the same address, has
-    /// been counted as idle in its place. `false` if no view has such a mapping.
+    /// In the place of the chunk that was mapped here these are mapped now. `false` if no view has such a mapping.
     pub(super) fn replace(&mut self, start: u64, parts: &[(u64, ChunkId)]) -> bool {
         let Some(id) = self.of(start) else {
             return false;
@@ -219,8 +223,8 @@ impl Views {
     pub(super) fn oldest_unused(&self) -> Option<ViewId> {
         self.views
             .iter()
-            .filter(|(_, view)| view.live == 0 && !view.dead)
-            .min_by_key(|(_, view)| view.used)
+            .filter(|(_, view)| !view.used && !view.dead)
+            .min_by_key(|(_, view)| view.turn)
             .map(|(id, _)| *id)
     }
 
@@ -229,7 +233,7 @@ impl Views {
         self.views.get(&self.of(start)?).map(|view| view.last)
     }
 
-    /// All work is done: nothing uses any view's addresses that nothing lives in.
+    /// All work is done: nothing uses the addresses of any view that no block lives in.
     pub(super) fn settled(&mut self) {
         for view in self.views.values_mut() {
             view.last = (Stream(0), Mark(0));
@@ -253,11 +257,11 @@ impl Views {
 }
 
 impl View {
-    pub(super) const fn is_dead(&self) -> bool {
-        self.dead
+    pub(super) const fn is_used(&self) -> bool {
+        self.used
     }
 
-    pub(super) const fn counts(&self) -> (usize, usize) {
-        (self.busy, self.live)
+    pub(super) const fn is_dead(&self) -> bool {
+        self.dead
     }
 }

@@ -74,7 +74,7 @@ impl Policy for Ours {
                 Step::Ready(at) => return Ok(at),
                 Step::Run(plan) => {
                     let (done, _) = plan.run(&mut Able);
-                    return match self.pool.finish(plan, done) {
+                    return match self.pool.finish(*plan, done) {
                         Finished::Block(at) => Ok(at),
                         Finished::Less | Finished::Failed => Err(Refused(request.size)),
                     };

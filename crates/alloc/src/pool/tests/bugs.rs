@@ -49,7 +49,7 @@ fn allocate(pool: &mut Pool, count: &mut Count, size: u64) -> Option<u64> {
         Step::Ready(at) => Some(at),
         Step::Run(plan) => {
             let (done, _) = plan.run(count);
-            match pool.finish(plan, done) {
+            match pool.finish(*plan, done) {
                 Finished::Block(at) => Some(at),
                 Finished::Less | Finished::Failed => None,
             }

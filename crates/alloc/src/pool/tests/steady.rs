@@ -123,7 +123,7 @@ fn records_are_small_beside_what_they_manage() {
             Step::Ready(_) => {}
             Step::Run(plan) => {
                 let (done, _) = plan.run(&mut Able);
-                assert!(matches!(pool.finish(plan, done), Finished::Block(_)));
+                assert!(matches!(pool.finish(*plan, done), Finished::Block(_)));
             }
             other => panic!("{other:?}"),
         }

@@ -2,6 +2,7 @@
 
 use super::buddy::Buddy;
 use super::fit::{Choice, Fit};
+use super::gmlake::Gmlake;
 use super::ours::Ours;
 use super::policy::Policy;
 use super::torch::Torch;
@@ -24,17 +25,20 @@ pub enum Kind {
     Torch,
     /// The same with expandable segments.
     TorchExpandable,
+    /// A model of GMLake.
+    Gmlake,
 }
 
 impl Kind {
     /// All of them, ours first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Ebb,
         Self::BestFit,
         Self::FirstFit,
         Self::Buddy,
         Self::Torch,
         Self::TorchExpandable,
+        Self::Gmlake,
     ];
 
     /// Its name, in tables and on the command line.
@@ -47,6 +51,7 @@ impl Kind {
             Self::Buddy => "buddy",
             Self::Torch => "pytorch",
             Self::TorchExpandable => "pytorch-expandable",
+            Self::Gmlake => "gmlake",
         }
     }
 
@@ -66,6 +71,7 @@ impl Kind {
             Self::Buddy => Box::new(Buddy::new(capacity)),
             Self::Torch => Box::new(Torch::new(capacity, false)),
             Self::TorchExpandable => Box::new(Torch::new(capacity, true)),
+            Self::Gmlake => Box::new(Gmlake::new(capacity)),
         }
     }
 }

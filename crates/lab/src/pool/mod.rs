@@ -6,6 +6,7 @@
 pub mod buddy;
 pub mod event;
 pub mod fit;
+pub mod gmlake;
 pub mod kind;
 pub mod mix;
 pub mod ours;

@@ -100,6 +100,16 @@ impl Torch {
         }
     }
 
+    /// Another part of the card may be used from now on. What is held above it stays.
+    pub(super) fn set_capacity(&mut self, capacity: u64) {
+        self.capacity = capacity;
+    }
+
+    /// Gives back all that is cached.
+    pub(super) fn release_cached(&mut self) {
+        self.release(0..Stream::MAX);
+    }
+
     fn add(&mut self, block: Block) -> Id {
         let id = self.spare_ids.pop().unwrap_or_else(|| {
             self.blocks.push(block);

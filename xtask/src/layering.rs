@@ -16,10 +16,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ebb-policy", &["ebb-units"]),
     ("ebb-alloc", &["ebb-units"]),
     ("ebb-device", &["ebb-units"]),
+    ("ebb-disk", &[]),
     ("ebb-cuda", &["ebb-abi", "ebb-device", "ebb-units"]),
     (
         "ebb-layer-core",
-        &["ebb-alloc", "ebb-device", "ebb-protocol", "ebb-units"],
+        &["ebb-alloc", "ebb-device", "ebb-disk", "ebb-protocol", "ebb-units"],
     ),
     (
         "ebb-layer",
@@ -28,19 +29,23 @@ const ARROWS: &[(&str, &[&str])] = &[
             "ebb-cuda",
             "ebb-abi",
             "ebb-device",
+            "ebb-disk",
             "ebb-protocol",
             "ebb-units",
         ],
     ),
     (
         "ebb-node",
-        &["ebb-policy", "ebb-protocol", "ebb-abi", "ebb-units"],
+        &["ebb-disk", "ebb-policy", "ebb-protocol", "ebb-abi", "ebb-units"],
     ),
     ("ebb-simdev", &["ebb-abi", "ebb-units"]),
     ("ebb-simgpu", &["ebb-simdev", "ebb-abi", "ebb-units"]),
     ("ebb-simnvml", &["ebb-simdev", "ebb-abi", "ebb-units"]),
     ("ebb-lab", &["ebb-policy", "ebb-alloc", "ebb-units"]),
-    ("ebb-cli", &["ebb-node", "ebb-lab", "ebb-protocol", "ebb-units"]),
+    (
+        "ebb-cli",
+        &["ebb-node", "ebb-lab", "ebb-disk", "ebb-protocol", "ebb-units"],
+    ),
 ];
 
 /// Packages that use everything and that nothing uses.

@@ -181,6 +181,12 @@ impl HostSlots {
         self.segments.values().map(|s| s.len - s.free_total).sum()
     }
 
+    /// Bytes in use in one segment.
+    #[must_use]
+    pub fn used_in(&self, id: u64) -> u64 {
+        self.segments.get(&id).map_or(0, |s| s.len - s.free_total)
+    }
+
     /// Bytes of all segments.
     #[must_use]
     pub fn total(&self) -> u64 {

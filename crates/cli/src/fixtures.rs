@@ -86,6 +86,7 @@ pub(crate) fn busy() -> Snapshot {
             budget: Bytes::gib(256),
             held: Bytes::gib(96),
             lent: Bytes::gib(80),
+            disk: None,
         },
         totals: Totals {
             releases: 5,

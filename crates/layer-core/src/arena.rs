@@ -13,6 +13,8 @@
 //! `state` may be taken under a device's lock, and the link's outbox and the events under it. No driver call is made
 //! under it.
 
+mod tier;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,6 +30,7 @@ use crate::core::Core;
 use crate::fd::{ChildSlot, OurFd};
 use crate::pace::Pace;
 use crate::threads;
+pub(crate) use tier::Readiness;
 
 /// How many descriptors a forked child can close: 1,024 segments, which are 256 GiB at the daemon's usual size.
 const FDS: usize = 1024;
@@ -44,12 +47,32 @@ struct Segment {
     /// The program closed the descriptor before a new daemon could be told: it knows nothing of this segment, which takes
     /// nothing in any more and leaves when it is empty.
     unknown: bool,
+    /// On disk, or on its way there or back.
+    tier: tier::Tier,
 }
 
 #[derive(Debug)]
 enum Job {
-    Arrive { id: u64, bytes: u64, fd: Arc<OurFd> },
-    Leave { id: u64 },
+    Arrive {
+        id: u64,
+        bytes: u64,
+        fd: Arc<OurFd>,
+    },
+    Leave {
+        id: u64,
+    },
+    /// Let go of so much for the disk.
+    Part {
+        bytes: u64,
+    },
+    /// Map again.
+    TakeBack {
+        id: u64,
+    },
+    /// Read from its file.
+    ReadBack {
+        id: u64,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +89,8 @@ struct State {
     /// What the daemon was told last that we want.
     wanted: u64,
     started: bool,
+    /// Read from their files by this process; a daemon that has them in its books is to hear of it.
+    read_alone: Vec<u64>,
 }
 
 /// The arena of a process.
@@ -89,6 +114,8 @@ pub(crate) struct Sums {
     pub(crate) segments: u64,
     pub(crate) lost: u64,
     pub(crate) arriving: u64,
+    /// On disk, or on the way there or back.
+    pub(crate) away: u64,
 }
 
 impl Arena {
@@ -132,6 +159,7 @@ impl Arena {
             .iter()
             .filter_map(|piece| {
                 let segment = state.segments.get(&piece.segment)?;
+                debug_assert!(segment.tier.is_here(), "copies begin with what is here");
                 Some((segment.host.offset(piece.offset), *piece))
             })
             .collect()
@@ -161,10 +189,12 @@ impl Arena {
             let Some(segment) = state.segments.get_mut(&id) else {
                 continue;
             };
-            if segment.leaving || ((state.recall == 0 || state.urgent) && !segment.unknown) {
+            // What is on disk with nothing in it any more is of no use to anybody.
+            let stays = (state.recall == 0 || state.urgent) && !segment.unknown && segment.tier.is_here();
+            if segment.leaving || stays {
                 continue;
             }
-            let asked_for = !segment.unknown;
+            let asked_for = !segment.unknown && segment.tier.is_here();
             segment.leaving = true;
             state.slots.set_closed(id, true);
             if asked_for {
@@ -186,10 +216,7 @@ impl Arena {
     pub(crate) fn arrive(&self, core: &Arc<Core>, segments: Vec<SegmentInfo>, fds: Vec<OurFd>) {
         let mut state = self.lock();
         for (segment, fd) in segments.into_iter().zip(fds) {
-            if !self.fds.iter().any(|slot| slot.set(&fd)) {
-                core.events
-                    .note("more arena segments than a forked child can close");
-            }
+            arriving_fd(&self.fds, core, &fd);
             state.jobs.push_back(Job::Arrive {
                 id: segment.id,
                 bytes: segment.bytes.get(),
@@ -218,7 +245,11 @@ impl Arena {
             let rest = arrival
                 .filter(|_| !state.urgent)
                 .and_then(|_| pace.rest(Instant::now(), || core.gate.passages()));
-            let next = match rest {
+            // Somebody waits for what is on its way back from disk.
+            let back = |job: &Job| matches!(job, Job::TakeBack { .. } | Job::ReadBack { .. });
+            let back = state.jobs.iter().position(back);
+            let next = match rest.filter(|_| back.is_none()) {
+                None if back.is_some() => back.unwrap_or(0),
                 None => arrival.or(departure).unwrap_or(0),
                 Some(rest) => {
                     let Some(departure) = departure else {
@@ -243,6 +274,9 @@ impl Arena {
                     pace.worked(began, Instant::now());
                 }
                 Job::Leave { id } => self.see_off(core, id),
+                Job::Part { bytes } => self.part(core, bytes),
+                Job::TakeBack { id } => self.take_back(core, id),
+                Job::ReadBack { id } => self.read_back(core, id),
             }
             // Whoever waits for room looks again.
             core.wake_devices();
@@ -265,16 +299,8 @@ impl Arena {
                 return;
             }
         };
-        let mut registered = None;
         let registering = self.registering();
-        if let Some(device) = core.devices().into_iter().find(|device| !device.lock().stop) {
-            match device.memory.register_host(host, bytes) {
-                Ok(()) => registered = Some(device.index),
-                Err(error) => core.events.note(format!(
-                    "arena segment {id} is not pinned, copies will be slower: {error}"
-                )),
-            }
-        }
+        let registered = self.register(core, id, host, bytes);
         let mut state = self.lock();
         state.segments.insert(
             id,
@@ -285,6 +311,7 @@ impl Arena {
                 registered,
                 leaving: false,
                 unknown: false,
+                tier: tier::Tier::HERE,
             },
         );
         drop(registering);
@@ -293,9 +320,23 @@ impl Arena {
         self.send_off(&mut state);
     }
 
-    fn see_off(&self, core: &Arc<Core>, id: u64) {
+    /// Registers memory with a device that is there; which. `registering` is held.
+    fn register(&self, core: &Core, id: u64, host: HostAddr, bytes: u64) -> Option<usize> {
+        let device = core.devices().into_iter().find(|device| !device.lock().stop)?;
+        match device.memory.register_host(host, bytes) {
+            Ok(()) => Some(device.index),
+            Err(error) => {
+                core.events.note(format!(
+                    "arena segment {id} is not pinned, copies will be slower: {error}"
+                ));
+                None
+            }
+        }
+    }
+
+    fn unregister(&self, core: &Core, id: u64) -> Result<(), DeviceError> {
         // The driver waits for all work here, which is forbidden while a graph is captured.
-        let unregistered = core.outside_capture(|| {
+        core.outside_capture(|| {
             let _registering = self.registering();
             let (host, bytes, registered) = match self.lock().segments.get(&id) {
                 Some(segment) => (segment.host, segment.bytes, segment.registered),
@@ -308,9 +349,12 @@ impl Arena {
             if let Some(segment) = self.lock().segments.get_mut(&id) {
                 segment.registered = None;
             }
-            Ok::<(), DeviceError>(())
-        });
-        if let Err(error) = unregistered {
+            Ok(())
+        })
+    }
+
+    fn see_off(&self, core: &Arc<Core>, id: u64) {
+        if let Err(error) = self.unregister(core, id) {
             core.events
                 .note(format!("arena segment {id} stays pinned: {error}"));
             let mut state = self.lock();
@@ -327,7 +371,9 @@ impl Arena {
             state.segments.remove(&id)
         };
         if let Some(segment) = segment {
-            if let Err(error) = core.config.host.unmap(segment.host, segment.bytes) {
+            if segment.tier.is_here()
+                && let Err(error) = core.config.host.unmap(segment.host, segment.bytes)
+            {
                 core.events
                     .note(format!("arena segment {id} cannot be unmapped: {error}"));
                 return;
@@ -414,13 +460,15 @@ impl Arena {
         } = state;
         jobs.retain(|job| match job {
             Job::Leave { id } => {
-                let stays = segments.get_mut(id).filter(|segment| !segment.unknown);
+                let stays = segments
+                    .get_mut(id)
+                    .filter(|segment| !segment.unknown && segment.tier.is_here());
                 let Some(segment) = stays else { return true };
                 segment.leaving = false;
                 slots.set_closed(*id, false);
                 false
             }
-            Job::Arrive { .. } => true,
+            _ => true,
         });
         let staying: u64 = segments
             .values()
@@ -458,6 +506,9 @@ impl Arena {
         state.recall = 0;
         let mut held: Vec<(SegmentInfo, Arc<OurFd>)> = Vec::new();
         for (id, segment) in &mut state.segments {
+            if segment.tier.home == tier::Home::File {
+                continue;
+            }
             if !segment.fd.is_ours() {
                 if !resumed {
                     segment.unknown = true;
@@ -490,12 +541,14 @@ impl Arena {
                 held.push((info, Arc::clone(fd)));
             }
         }
+        let files = Self::declare_files(state, resumed);
         self.send_off(state);
         held.chunks(MAX_FDS)
             .map(|some| {
                 let (segments, fds): (Vec<_>, Vec<_>) = some.iter().cloned().unzip();
                 (ToDaemon::ArenaDeclare { segments }, fds)
             })
+            .chain(files)
             .collect()
     }
 
@@ -513,6 +566,12 @@ impl Arena {
             segments: state.segments.len() as u64,
             lost: state.lost,
             arriving: arriving(&state.jobs),
+            away: state
+                .segments
+                .values()
+                .filter(|s| !s.tier.is_here())
+                .map(|s| s.bytes)
+                .sum(),
         }
     }
 
@@ -522,12 +581,20 @@ impl Arena {
     }
 }
 
+/// Lets a forked child know of a descriptor.
+fn arriving_fd(fds: &[ChildSlot], core: &Core, fd: &OurFd) {
+    if !fds.iter().any(|slot| slot.set(fd)) {
+        core.events
+            .note("more arena segments than a forked child can close");
+    }
+}
+
 /// Bytes of segments that are given and not mapped yet.
 fn arriving(jobs: &VecDeque<Job>) -> u64 {
     jobs.iter()
         .map(|job| match job {
             Job::Arrive { bytes, .. } => *bytes,
-            Job::Leave { .. } => 0,
+            _ => 0,
         })
         .sum()
 }

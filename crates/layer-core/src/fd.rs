@@ -80,6 +80,11 @@ impl OurFd {
         }
     }
 
+    /// One that was never there.
+    pub(crate) fn none() -> Self {
+        Self { fd: None }
+    }
+
     /// The descriptor for one use now, if it is still ours.
     pub(crate) fn get(&self) -> Option<BorrowedFd<'_>> {
         let (fd, identity) = self.fd.as_ref()?;

@@ -138,6 +138,7 @@ fn write(core: &Core, total: u64, events: &[(std::time::Duration, String)]) -> S
         json.number("segments", sums.segments);
         json.number("arriving", sums.arriving);
         json.number("lost", sums.lost);
+        json.number("on_disk", sums.away);
     });
     json.object("sharing", |json| {
         let sums = core.share.sums();

@@ -80,6 +80,8 @@ struct Books {
     next_order: u64,
     next_segment: u64,
     given: BTreeMap<u64, u64>,
+    /// The memory of all segments that were ever given, as the daemon keeps it.
+    memories: BTreeMap<u64, Arc<OwnedFd>>,
     restored: u64,
     log: Vec<ToDaemon>,
     stop: bool,
@@ -173,6 +175,17 @@ impl Daemon {
     pub(crate) fn send(&self, message: ToLayer) {
         let connection = self.lock().connection.clone().expect("connected");
         socket::send(&*connection, &message.encode().unwrap(), &[]).unwrap();
+    }
+
+    pub(crate) fn send_with(&self, message: ToLayer, fds: &[OwnedFd]) {
+        let connection = self.lock().connection.clone().expect("connected");
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        socket::send(&*connection, &message.encode().unwrap(), &fds).unwrap();
+    }
+
+    /// The memory of a segment.
+    pub(crate) fn memory(&self, id: u64) -> Arc<OwnedFd> {
+        self.lock().memories[&id].clone()
     }
 
     /// Bytes that do not come from a protocol at all.
@@ -448,6 +461,7 @@ impl Books {
             let fd = rustix::fs::memfd_create("arena", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&fd, self.script.segment).unwrap();
             self.given.insert(info.id, info.bytes.get());
+            self.memories.insert(info.id, Arc::new(fd.try_clone().unwrap()));
             answers.push((ToLayer::ArenaGive { segments: vec![info] }, vec![fd]));
         }
         answers

@@ -9,11 +9,17 @@
 //! A segment is in exactly one state, and lent to one holder at a time. Before it serves another task its pages are
 //! zeroed; where the tasks may belong to different users it is not reused at all: a program may have kept the
 //! descriptor, and would see what the next one writes. The bookkeeping is pure; [`Job::run`] is what takes time, and
-//! runs elsewhere.
+//! runs elsewhere. What goes to disk and comes back is in [`tier`].
+
+mod tier;
+
+pub(crate) use tier::TierSettings;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ebb_policy::Time;
@@ -23,6 +29,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
 use crate::config::ArenaConfig;
+use crate::disk;
 
 /// Who holds segments: a session.
 pub(crate) type Holder = u64;
@@ -38,6 +45,16 @@ enum State {
     Ready,
     Lent(Holder),
     Cleaning,
+    /// The holder has let go of it, and it is being written.
+    Spilling(Holder),
+    /// Written; the holder has not said yet that it has the file.
+    Stored(Holder),
+    /// In its file alone.
+    OnDisk(Holder),
+    /// Being read into new memory.
+    Loading(Holder),
+    /// Was being read for a holder that is gone.
+    Dropping,
 }
 
 #[derive(Debug)]
@@ -47,6 +64,25 @@ struct Segment {
     state: State,
     /// What the holder knows it by.
     wire: u64,
+    /// Where it is on disk, and how many bytes it takes there.
+    file: Option<Arc<File>>,
+    stored: Bytes,
+    /// Ends the disk's job on it; another one for each job.
+    off: Arc<AtomicBool>,
+}
+
+impl Segment {
+    fn new(bytes: Bytes, memory: Option<Arc<OwnedFd>>, state: State, wire: u64) -> Self {
+        Self {
+            bytes,
+            memory,
+            state,
+            wire,
+            file: None,
+            stored: Bytes::ZERO,
+            off: Arc::default(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -59,6 +95,7 @@ struct Account {
     recalled: Bytes,
     recalled_at: Time,
     segments: BTreeMap<u64, u64>,
+    tier: tier::Account,
 }
 
 /// Something that takes time.
@@ -100,6 +137,35 @@ pub(crate) enum Move {
         bytes: Bytes,
     },
     Work(Job),
+    /// For a worker that may wait for the disk.
+    Disk(disk::Job),
+    /// Let go of so much.
+    Part {
+        from: Holder,
+        bytes: Bytes,
+    },
+    /// It is in this file.
+    Stored {
+        to: Holder,
+        id: u64,
+        file: Arc<File>,
+    },
+    /// It is in the memory that it was in.
+    Stay {
+        to: Holder,
+        ids: Vec<u64>,
+    },
+    /// It is in this memory.
+    Back {
+        to: Holder,
+        segment: SegmentInfo,
+        memory: Arc<OwnedFd>,
+    },
+    /// It cannot be read.
+    Broken {
+        to: Holder,
+        ids: Vec<u64>,
+    },
 }
 
 /// The arena.
@@ -118,6 +184,7 @@ pub(crate) struct Arena {
     held: Bytes,
     jobs: usize,
     no_memory_until: Time,
+    tier: tier::Tier,
 }
 
 impl Arena {
@@ -137,6 +204,7 @@ impl Arena {
             held: Bytes::ZERO,
             jobs: 0,
             no_memory_until: Time(0),
+            tier: tier::Tier::default(),
         }
     }
 
@@ -175,6 +243,7 @@ impl Arena {
             recalled: Bytes::ZERO,
             recalled_at: Time(0),
             segments: BTreeMap::new(),
+            tier: tier::Account::default(),
         })
     }
 
@@ -191,12 +260,16 @@ impl Arena {
 
     /// A holder says how much of what it holds is in use. `true` if [`Self::pump`] has more to recall by that.
     #[must_use]
-    pub(crate) fn in_use(&mut self, holder: Holder, evicted: Bytes) -> bool {
+    pub(crate) fn in_use(&mut self, now: Time, holder: Holder, evicted: Bytes) -> bool {
         let Some(account) = self.accounts.get_mut(&holder) else {
             return false;
         };
         let before = std::mem::replace(&mut account.evicted, evicted);
-        evicted < before && !self.wanted(true).is_zero()
+        if before != evicted {
+            account.tier.moved(now);
+        }
+        let grew = evicted > before && self.tier.is_on();
+        grew || evicted < before && !(self.wanted(true).is_zero() && self.to_load().is_zero())
     }
 
     /// Segments that a holder gives back. Ids that it does not hold are ignored; says how many.
@@ -210,9 +283,12 @@ impl Arena {
                 foreign += 1;
                 continue;
             };
-            let bytes = self.segments[&key].bytes;
-            account.held = account.held.saturating_sub(bytes);
-            account.recalled = account.recalled.saturating_sub(bytes);
+            let segment = &self.segments[&key];
+            if segment.is_in_hand() {
+                account.held = account.held.saturating_sub(segment.bytes);
+                account.recalled = account.recalled.saturating_sub(segment.bytes);
+            }
+            account.tier.forget(key);
             self.clean(key, moves);
         }
         foreign
@@ -230,6 +306,9 @@ impl Arena {
     fn clean(&mut self, key: u64, moves: &mut Vec<Move>) {
         // Memory that nobody waits for goes back to the machine.
         let reuse = self.one_user && self.held <= self.budget && self.unmet() > Bytes::ZERO;
+        if !self.leave_disk(key, moves) {
+            return;
+        }
         let segment = self.segments.get_mut(&key).expect("a lent segment exists");
         assert!(
             matches!(segment.state, State::Lent(_)),
@@ -258,7 +337,7 @@ impl Arena {
         self.accounts
             .values()
             .filter(|a| a.urgent || !urgent_only)
-            .map(|a| a.want.saturating_sub(a.held))
+            .map(Account::lacks)
             .sum()
     }
 
@@ -268,7 +347,7 @@ impl Arena {
             State::Preparing | State::Ready => true,
             // What is being punched does not come back.
             State::Cleaning => s.memory.is_some(),
-            State::Lent(_) => false,
+            _ => false,
         });
         coming.map(|s| s.bytes).sum()
     }
@@ -296,17 +375,9 @@ impl Arena {
             let key = self.next;
             self.next += 1;
             self.held += info.bytes;
-            let state = State::Lent(holder);
             let memory = Some(Arc::new(memory));
-            self.segments.insert(
-                key,
-                Segment {
-                    bytes: info.bytes,
-                    memory,
-                    state,
-                    wire: info.id,
-                },
-            );
+            let segment = Segment::new(info.bytes, memory, State::Lent(holder), info.id);
+            self.segments.insert(key, segment);
             let account = self.account(holder);
             account.segments.insert(info.id, key);
             account.held += info.bytes;
@@ -354,13 +425,14 @@ impl Arena {
 
     /// When [`Self::pump`] should be called again although nothing happened.
     pub(crate) fn next_deadline(&self, now: Time) -> Option<Time> {
-        if self.unmet().is_zero() {
-            return None;
+        let tier = self.next_tier_deadline(now);
+        if self.unmet().is_zero() && self.to_load().is_zero() {
+            return tier;
         }
         let recalls = self.accounts.values().filter(|a| !a.recalled.is_zero());
         let next = recalls.map(|a| a.recalled_at.after(RECALL_PATIENCE)).min();
         let shortage = (self.no_memory_until > now).then_some(self.no_memory_until);
-        next.into_iter().chain(shortage).min()
+        next.into_iter().chain(shortage).chain(tier).min()
     }
 
     /// Serves what is wanted: from what is ready, else by making more within the budget, else by recalling.
@@ -372,8 +444,10 @@ impl Arena {
         }
         self.give(moves);
         self.trim(moves);
+        self.load(now, moves);
         self.make(now, moves);
         self.recall(now, moves);
+        self.spill(now, moves);
     }
 
     fn give(&mut self, moves: &mut Vec<Move>) {
@@ -381,7 +455,7 @@ impl Arena {
         let mut order: Vec<(bool, Bytes, Holder)> = self
             .accounts
             .iter()
-            .filter(|(_, a)| a.held < a.want)
+            .filter(|(_, a)| !a.lacks().is_zero())
             .map(|(holder, a)| (!a.urgent, a.held, *holder))
             .collect();
         order.sort_unstable();
@@ -396,7 +470,7 @@ impl Arena {
             let mut given = Vec::new();
             loop {
                 let account = self.accounts.get_mut(&holder).expect("listed above");
-                if account.held >= account.want {
+                if account.lacks().is_zero() {
                     break;
                 }
                 let Some(key) = ready.next() else { break };
@@ -431,7 +505,13 @@ impl Arena {
 
     /// What was made for somebody who is gone, or is above a budget that was lowered, goes back to the machine.
     fn trim(&mut self, moves: &mut Vec<Move>) {
-        let mut surplus = self.coming().saturating_sub(self.wanted(false));
+        // Who waits for what is on disk has no use for empty memory, and goes before those who want some ahead of need.
+        let needed = if self.to_load().is_zero() {
+            self.wanted(false)
+        } else {
+            self.wanted(true)
+        };
+        let mut surplus = self.coming().saturating_sub(needed);
         for (key, segment) in &mut self.segments {
             if segment.state == State::Ready && segment.bytes <= surplus {
                 surplus = surplus.saturating_sub(segment.bytes);
@@ -449,7 +529,11 @@ impl Arena {
         }
         let mut unmet = self.unmet();
         while !unmet.is_zero() && self.jobs < self.jobs_at_once {
-            let room = self.budget.saturating_sub(self.held).round_down(GRANULE);
+            let room = self
+                .budget
+                .saturating_sub(self.held)
+                .saturating_sub(self.to_load());
+            let room = room.round_down(GRANULE);
             let bytes = self.segment.min(room);
             if bytes.is_zero() {
                 return;
@@ -459,15 +543,8 @@ impl Arena {
             self.held += bytes;
             self.jobs += 1;
             let wire = self.wire_base.wrapping_add(key);
-            self.segments.insert(
-                key,
-                Segment {
-                    bytes,
-                    memory: None,
-                    state: State::Preparing,
-                    wire,
-                },
-            );
+            self.segments
+                .insert(key, Segment::new(bytes, None, State::Preparing, wire));
             moves.push(Move::Work(Job::Make {
                 key,
                 bytes,
@@ -477,29 +554,42 @@ impl Arena {
         }
     }
 
-    fn recall(&mut self, now: Time, moves: &mut Vec<Move>) {
+    /// What there is to serve needs from, or will be without asking anybody for more.
+    fn in_sight(&self) -> Bytes {
         let makeable = self.budget.saturating_sub(self.held).round_down(GRANULE);
         // What is being punched becomes room in the budget.
-        let punched = self
-            .segments
-            .values()
-            .filter(|s| s.state == State::Cleaning && s.memory.is_none());
+        let punched = self.segments.values().filter(|s| match s.state {
+            State::Cleaning => s.memory.is_none(),
+            // What is written is punched next.
+            State::Spilling(_) | State::Stored(_) | State::Dropping => true,
+            _ => false,
+        });
         let freeing: Bytes = punched.map(|s| s.bytes).sum();
-        let recalled: Bytes = self.accounts.values().map(|a| a.recalled).sum();
-        let available = [self.coming(), makeable, freeing, recalled].into_iter().sum();
+        let asked: Bytes = self
+            .accounts
+            .values()
+            .map(|a| a.recalled + a.tier.parting())
+            .sum();
+        [self.coming(), makeable, freeing, asked].into_iter().sum()
+    }
+
+    fn recall(&mut self, now: Time, moves: &mut Vec<Move>) {
+        let available = self.in_sight();
         let mut asked = Bytes::ZERO;
         // First what is held beyond what is wanted; for an urgent need also what is wanted but empty.
         for pass in [false, true] {
-            let mut short = self.wanted(pass).saturating_sub(available).saturating_sub(asked);
+            let needed = self.wanted(pass).saturating_add(self.to_load());
+            let mut short = needed.saturating_sub(available).saturating_sub(asked);
             if short.is_zero() {
                 continue;
             }
             let mut spare: Vec<(Bytes, Holder)> = self
                 .accounts
                 .iter()
-                .filter(|(_, a)| !(a.urgent && a.held < a.want))
+                .filter(|(_, a)| !a.urgent || a.lacks().is_zero())
                 .map(|(holder, a)| {
-                    let keep = if pass { a.evicted } else { a.evicted.max(a.want) };
+                    let used = a.evicted.saturating_sub(a.tier.on_disk);
+                    let keep = if pass { used } else { used.max(a.want) };
                     (a.held.saturating_sub(keep).saturating_sub(a.recalled), *holder)
                 })
                 .filter(|(spare, _)| !spare.is_zero())
@@ -524,25 +614,27 @@ impl Arena {
     #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self) {
         let all: Bytes = self.segments.values().map(|s| s.bytes).sum();
-        assert_eq!(all, self.held, "held is the sum of the segments");
+        let all = all.saturating_sub(self.on_disk_alone());
+        assert_eq!(all, self.held, "held is the sum of the segments that have memory");
         let mut lent = BTreeMap::new();
         for (holder, account) in &self.accounts {
-            let sum: Bytes = account
-                .segments
-                .values()
-                .map(|key| self.segments[key].bytes)
-                .sum();
-            assert_eq!(sum, account.held, "an account is the sum of its segments");
+            let (mut held, mut on_disk) = (Bytes::ZERO, Bytes::ZERO);
             for key in account.segments.values() {
-                assert_eq!(self.segments[key].state, State::Lent(*holder));
+                let segment = &self.segments[key];
+                if segment.is_in_hand() {
+                    held += segment.bytes;
+                } else {
+                    on_disk += segment.bytes;
+                }
+            }
+            assert_eq!(held, account.held, "an account is the sum of its segments");
+            assert_eq!(on_disk, account.tier.on_disk, "and of those that are on disk");
+            for key in account.segments.values() {
+                assert_eq!(self.segments[key].holder(), Some(*holder));
                 assert!(lent.insert(*key, *holder).is_none(), "a segment is in one hand");
             }
         }
-        let states = self
-            .segments
-            .iter()
-            .filter(|(_, s)| matches!(s.state, State::Lent(_)))
-            .count();
+        let states = self.segments.iter().filter(|(_, s)| s.holder().is_some()).count();
         assert_eq!(states, lent.len(), "every lent segment is in an account");
     }
 }
@@ -568,6 +660,14 @@ fn is_segment(memory: &OwnedFd, bytes: Bytes) -> bool {
     let huge = u64::try_from(stat.st_blksize).unwrap_or(0) >= GRANULE.0;
     let backed = huge || u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512) >= size;
     found.contains(seals) && size == bytes.0 && size > 0 && size.is_multiple_of(GRANULE.0) && backed
+}
+
+impl Account {
+    /// What it wants and does not have, in memory or on disk.
+    fn lacks(&self) -> Bytes {
+        let has = self.held.saturating_add(self.tier.on_disk);
+        self.want.saturating_sub(has)
+    }
 }
 
 impl Job {
@@ -612,7 +712,7 @@ impl Job {
     }
 }
 
-fn make(bytes: Bytes, huge_pages: bool) -> Result<OwnedFd, Errno> {
+pub(crate) fn make(bytes: Bytes, huge_pages: bool) -> Result<OwnedFd, Errno> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if huge_pages {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
@@ -660,3 +760,6 @@ fn punch(memory: &impl AsFd, bytes: Bytes) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod tier_tests;

@@ -45,6 +45,8 @@ pub struct Config {
     pub reserve: Option<Bytes>,
     /// The host arena.
     pub arena: ArenaConfig,
+    /// The disk tier; `None`: nothing is written to disk.
+    pub disk: Option<DiskConfig>,
     /// What the arbiter decides by.
     pub policy: PolicyConfig,
     /// How long a reclaim waits for running work.
@@ -65,6 +67,23 @@ pub struct ArenaConfig {
     /// Take segments from the pool of huge pages.
     pub huge_pages: bool,
     /// Threads that prepare segments.
+    pub threads: usize,
+}
+
+/// The disk tier's settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// Folder of the files.
+    pub dir: PathBuf,
+    /// Most that they may take together.
+    pub limit: Bytes,
+    /// Bytes of the file system that stay free.
+    pub reserve: Bytes,
+    /// What is off the card for so long is written, although nobody needs the host memory; `None`: never for that.
+    pub after: Option<Duration>,
+    /// Pack what gets smaller by it.
+    pub compress: bool,
+    /// Threads that write and read.
     pub threads: usize,
 }
 
@@ -329,6 +348,7 @@ impl Config {
             task: raw.task.resolve()?,
             reserve: raw.device.reserve.map(|s| s.0),
             arena: raw.arena.resolve()?,
+            disk: raw.disk.resolve()?,
             busy_wait: raw.policy.busy_wait.map_or(Duration::from_secs(2), |t| t.0),
             policy: raw.policy.resolve()?,
             event_log: EventLogConfig {
@@ -342,10 +362,12 @@ impl Config {
             },
             recovery: Duration::from_secs(5),
         };
-        for (name, dir) in [
-            ("socket_dir", &config.socket_dir),
-            ("state_dir", &config.state_dir),
-        ] {
+        let folders = [
+            ("socket_dir", Some(&config.socket_dir)),
+            ("state_dir", Some(&config.state_dir)),
+            ("disk.dir", config.disk.as_ref().map(|disk| &disk.dir)),
+        ];
+        for (name, dir) in folders.into_iter().filter_map(|(name, dir)| Some((name, dir?))) {
             if !dir.is_absolute() {
                 return Err(ConfigError::Invalid {
                     what: format!("{name} = \"{}\" is not an absolute path", dir.display()),
@@ -376,6 +398,8 @@ struct RawConfig {
     device: RawDevice,
     #[serde(default)]
     arena: RawArena,
+    #[serde(default)]
+    disk: RawDisk,
     #[serde(default)]
     policy: RawPolicy,
     #[serde(default)]
@@ -449,6 +473,55 @@ impl RawArena {
             huge_pages: self.huge_pages.unwrap_or(false),
             threads,
         })
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDisk {
+    dir: Option<PathBuf>,
+    limit: Option<Size>,
+    reserve: Option<Size>,
+    after: Option<Maybe>,
+    compress: Option<Compress>,
+    threads: Option<usize>,
+}
+
+/// How blocks are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Compress {
+    Off,
+    Lz4,
+}
+
+impl RawDisk {
+    fn resolve(self) -> Result<Option<DiskConfig>, ConfigError> {
+        let Some(dir) = self.dir else {
+            let others = self.limit.is_some() || self.after.is_some() || self.compress.is_some();
+            if others || self.reserve.is_some() || self.threads.is_some() {
+                return Err(ConfigError::Invalid {
+                    what: "there are settings in [disk], and no disk.dir".into(),
+                    fix: "name the folder, or leave the section out".into(),
+                });
+            }
+            return Ok(None);
+        };
+        let threads = self.threads.unwrap_or(4);
+        if !(1..=64).contains(&threads) {
+            return Err(ConfigError::Invalid {
+                what: format!("disk.threads is {threads}"),
+                fix: "write a number from 1 to 64".into(),
+            });
+        }
+        Ok(Some(DiskConfig {
+            dir,
+            limit: self.limit.map_or(Bytes::MAX, |s| s.0),
+            reserve: self.reserve.map_or(Bytes::gib(10), |s| s.0),
+            after: self.after.map_or(Some(Duration::from_secs(600)), |t| t.0),
+            compress: self.compress == Some(Compress::Lz4),
+            threads,
+        }))
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::process::Resource;
 use crate::arena::{Arena, Job};
 use crate::budget::HostMemory;
 use crate::config::{Config, ConfigError, Scope};
-use crate::driver::{Driver, Parts};
+use crate::driver::{DiskTier, Driver, Parts};
 use crate::eventlog::EventLog;
 use crate::place::{Place, PlaceError, make_folder};
 use crate::say;
@@ -103,6 +103,7 @@ impl Daemon {
     pub fn start_as_process(config: Config, config_path: Option<&Path>) -> Result<Self, StartError> {
         // Its memory is the arena; its files are sockets, pidfds and segments.
         raise_file_limit();
+        crate::sys::ignore_file_size_signal();
         Self::start_with(config, config_path, true)
     }
 
@@ -142,12 +143,13 @@ impl Daemon {
             }
         };
         let one_user = config.scope == Scope::User;
-        let arena = Arena::new(&config.arena, budget, one_user, first_segment_id());
+        let mut arena = Arena::new(&config.arena, budget, one_user, first_segment_id());
         let to_driver = answers.clone();
         let arena_workers = Worker::pool("ebb-arena", config.arena.threads, move |job: Job| {
             to_driver.send(FromWorker::Segment(job.run()));
         })
         .map_err(system("threads"))?;
+        let disk = DiskTier::start(&config, &mut arena, &answers).map_err(system("threads"))?;
         let cards = match &config.nvml {
             Some(path) => Some(watch_cards(path.clone(), answers.clone()).map_err(system("a thread"))?),
             None => None,
@@ -166,6 +168,7 @@ impl Daemon {
             signals,
             arena,
             arena_workers,
+            disk,
             cards,
             log,
             state_worker,

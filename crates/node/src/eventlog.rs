@@ -66,6 +66,13 @@ pub enum Record {
         /// Why it is not managed, as far as can be seen.
         why: String,
     },
+    /// The disk tier could not write or read. Nothing is decided by this record.
+    Disk {
+        /// When, in nanoseconds since the start.
+        t: Time,
+        /// What could not be done, and why.
+        text: String,
+    },
     /// Records are missing here.
     Gap {
         /// How many.

@@ -16,6 +16,7 @@ mod arena;
 mod budget;
 mod config;
 mod daemon;
+mod disk;
 mod driver;
 mod eventlog;
 #[allow(unsafe_code, reason = "calls into a foreign library")]

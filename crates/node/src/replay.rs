@@ -93,7 +93,7 @@ pub fn replay(path: &Path) -> Result<Report, ReplayError> {
                 }
                 report.steps += 1;
             }
-            Record::Stranger { .. } => {}
+            Record::Stranger { .. } | Record::Disk { .. } => {}
             // What comes behind a gap cannot be told from here.
             Record::Gap { .. } | Record::Continued => arbiter = None,
         }

@@ -123,6 +123,58 @@ pub(crate) fn populate(memory: impl AsFd, bytes: usize) -> Result<(), Errno> {
     result
 }
 
+/// A memory file in this process, to be written.
+#[derive(Debug)]
+pub(crate) struct Window {
+    at: *mut core::ffi::c_void,
+    len: usize,
+}
+
+impl Window {
+    /// Maps it. All pages should be there, so that a shortage is no signal, and nobody else should have the file who could
+    /// take them away.
+    pub(crate) fn new(memory: impl AsFd, bytes: u64) -> Result<Self, Errno> {
+        let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+        // SAFETY: a new shared mapping at an address of the kernel's choice overlaps nothing of ours.
+        let at = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &memory,
+                0,
+            )?
+        };
+        Ok(Self { at, len })
+    }
+
+    /// Copies bytes to a place in it.
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let at = usize::try_from(at)
+            .ok()
+            .filter(|at| at.checked_add(bytes.len()).is_some_and(|end| end <= self.len));
+        let at = at.ok_or(Errno::OVERFLOW)?;
+        // SAFETY: `copy_nonoverlapping` needs both ranges valid and apart: the target lies inside the mapping made in
+        // `new`, which lives as long as `self` and to which no reference is ever made; the source is a slice elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.cast::<u8>().add(at), bytes.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly the mapping made in `new`, and no reference into it exists.
+        let _ = unsafe { rustix::mm::munmap(self.at, self.len) };
+    }
+}
+
+/// A write beyond the limit on the size of files is an error and not the daemon's end.
+pub(crate) fn ignore_file_size_signal() {
+    // SAFETY: `signal` with `SIG_IGN` installs no code, for a signal that nothing in this process handles.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

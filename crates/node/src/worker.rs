@@ -45,6 +45,8 @@ pub(crate) enum FromWorker {
     Cards(Result<Vec<Card>, NvmlError>),
     /// A segment that was prepared, or why not.
     Segment(Prepared),
+    /// What the disk tier did.
+    Disk(crate::disk::Done),
     /// The event log works again or does not; how many records it lost so far.
     Log { trouble: Option<String>, lost: u64 },
     /// This write of the state file, and all before it, is done or could not be.

@@ -269,6 +269,30 @@ pub struct ArenaRow {
     pub held: Bytes,
     /// Of those, in programs' hands.
     pub lent: Bytes,
+    /// The disk tier; `None` if there is none.
+    #[serde(default)]
+    pub disk: Option<DiskRow>,
+}
+
+/// The disk tier.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskRow {
+    /// Its folder.
+    pub dir: String,
+    /// Most that its files may take.
+    pub limit: Bytes,
+    /// What they take at present.
+    pub stored: Bytes,
+    /// Of segments that are there: their bytes in memory.
+    pub segments: Bytes,
+    /// Bytes of segments written since the daemon started, as they were in memory.
+    pub spilled: Bytes,
+    /// Of those, zeros, which take no room.
+    pub zeros: Bytes,
+    /// Bytes of segments read back.
+    pub loaded: Bytes,
+    /// Why nothing is written at present; empty if all is well.
+    pub trouble: String,
 }
 
 /// Counters since the daemon started.

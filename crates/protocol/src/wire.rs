@@ -531,6 +531,15 @@ messages! {
         }
         /// The memory of this hold is closed.
         24 ShareClose { /** The hold. */ hold: u64 }
+        /// Answer to [`ToLayer::ArenaPart`]: segments with bytes in them that this process has let go of (nothing of it maps or
+        /// registers them) and that keep what is in them. None: nothing can be let go of now.
+        50 ArenaParted { /** Ids. */ segments: Vec<u64> }
+        /// The process has the files of [`ToLayer::ArenaStored`] and needs the memory no more.
+        51 ArenaKept { /** Ids. */ segments: Vec<u64> }
+        /// Segments that it let go of and needs back, in the order in which it will read them.
+        52 ArenaFetch { /** Ids. */ segments: Vec<u64> }
+        /// Segments whose bytes are in files that a daemon wrote which died; the files travel along, in the same order.
+        53 ArenaDeclareStored { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
     }
 }
 
@@ -601,6 +610,18 @@ messages! {
         11 Query { /** To be repeated in the report. */ query: u64 }
         /// Bring back what is in host memory without waiting for a touch: it will be needed. A layer that does not know this waits for one.
         12 BringBack { /** Slot. */ device: u32 }
+        /// Let go of segments with bytes in them, coldest first, so many bytes: they are to be written to disk. Answered by
+        /// [`ToDaemon::ArenaParted`], by a library that knows the message.
+        50 ArenaPart { /** How much. */ bytes: Bytes }
+        /// These segments are written; their files, to be read only, travel along, in the same order. To be answered by
+        /// [`ToDaemon::ArenaKept`]; until then the memory keeps the bytes as well.
+        51 ArenaStored { /** At most [`MAX_FDS`]. */ segments: Vec<u64> }
+        /// These segments are not written, or not any more: the memory is as it was, and the process may map it again.
+        52 ArenaStay { /** Ids. */ segments: Vec<u64> }
+        /// These segments are read back into new memory, whose memfds travel along, in the same order.
+        53 ArenaBack { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
+        /// The daemon cannot read these segments back, or does not know them: it has done with them, and the process has the files.
+        54 ArenaBroken { /** Ids. */ segments: Vec<u64> }
         /// Answer to `AskWorld`.
         40 World {
             /// The card.

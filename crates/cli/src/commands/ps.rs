@@ -39,6 +39,20 @@ pub(crate) fn write_snapshot(out: &mut impl Write, snapshot: &Snapshot) -> std::
         "\nhost arena: {} of {} held, {} lent",
         arena.held, arena.budget, arena.lent
     )?;
+    if let Some(disk) = &arena.disk {
+        let limit = match disk.limit {
+            Bytes::MAX => String::new(),
+            limit => format!(" of {limit}"),
+        };
+        writeln!(
+            out,
+            "on disk: {} in {}{limit} of files, {} written and {} read so far",
+            disk.segments, disk.stored, disk.spilled, disk.loaded
+        )?;
+        if !disk.trouble.is_empty() {
+            writeln!(out, "nothing goes to disk at present: {}", disk.trouble)?;
+        }
+    }
     writeln!(
         out,
         "since {}: {} releases ({} out, {}), {} restores ({} in, {}), {} refused",

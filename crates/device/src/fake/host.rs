@@ -1,14 +1,17 @@
 //! Host memory that only fake devices can reach.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{HostAddr, HostMemory};
 
 /// Host segments as vectors. An address says where in which; unmapped ones are gone for good, and their addresses are
-/// not used again.
+/// not used again. What is mapped from a file is read from it, and written to it when it is unmapped: whoever maps it
+/// next finds it.
 #[derive(Debug)]
 pub struct FakeHost(Mutex<Segments>);
 
@@ -16,6 +19,7 @@ pub struct FakeHost(Mutex<Segments>);
 struct Segments {
     next: usize,
     live: BTreeMap<usize, Vec<u8>>,
+    files: BTreeMap<usize, File>,
 }
 
 impl Default for FakeHost {
@@ -23,6 +27,7 @@ impl Default for FakeHost {
         Self(Mutex::new(Segments {
             next: 0x10_0000,
             live: BTreeMap::new(),
+            files: BTreeMap::new(),
         }))
     }
 }
@@ -61,16 +66,26 @@ impl FakeHost {
 }
 
 impl HostMemory for FakeHost {
-    fn map(&self, _: BorrowedFd<'_>, bytes: u64) -> io::Result<HostAddr> {
-        Ok(self.segment(bytes))
+    fn map(&self, fd: BorrowedFd<'_>, bytes: u64) -> io::Result<HostAddr> {
+        let file = File::from(fd.try_clone_to_owned()?);
+        let at = self.segment(bytes);
+        let mut host = self.lock();
+        let segment = host.live.entry(at.0).or_default();
+        if file.read_exact_at(segment, 0).is_ok() {
+            host.files.insert(at.0, file);
+        }
+        Ok(at)
     }
 
     fn unmap(&self, host: HostAddr, bytes: u64) -> io::Result<()> {
         let mut segments = self.lock();
         match segments.live.get(&host.0) {
             Some(segment) if segment.len() as u64 == bytes => {
-                segments.live.remove(&host.0);
-                Ok(())
+                let segment = segments.live.remove(&host.0);
+                match (segments.files.remove(&host.0), segment) {
+                    (Some(file), Some(segment)) => file.write_all_at(&segment, 0),
+                    _ => Ok(()),
+                }
             }
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }

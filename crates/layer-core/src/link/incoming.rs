@@ -95,6 +95,11 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
             core.arena.arrive(core, segments, fds);
         }
         ToLayer::ArenaRecall { bytes } => core.arena.recall(bytes.get()),
+        ToLayer::ArenaPart { bytes } => core.arena.part_with(core, bytes.get()),
+        ToLayer::ArenaStored { segments } => core.arena.stored(core, &segments, fds),
+        ToLayer::ArenaStay { segments } => core.arena.stay(&segments),
+        ToLayer::ArenaBack { segments } => core.arena.back(core, &segments, fds),
+        ToLayer::ArenaBroken { segments } => core.arena.broken(&segments),
         ToLayer::Limit {
             device,
             limit,

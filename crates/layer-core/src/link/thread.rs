@@ -115,6 +115,7 @@ fn leave(core: &Core) {
         outbox.queue.clear();
     }
     core.share.unmet();
+    core.arena.alone();
     for device in core.devices() {
         let mut state = device.lock();
         if state.mode == Mode::Alone {

@@ -1,10 +1,12 @@
 //! What moves: a chunk of the pool, or a memory of the program. One form for the ways out and in.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ebb_alloc::Piece;
 use ebb_device::{DeviceError, Handle};
 
+use crate::arena::Readiness;
 use crate::core::Core;
 use crate::device::{Device, State};
 use crate::pool::{ChunkId, Stuck, choose};
@@ -52,11 +54,12 @@ pub(crate) fn movable_bytes(core: &Core, device: &Device, state: &State) -> u64 
 }
 
 /// What is away, in the order in which it lies in host memory, so that segments run empty one after another: those with
-/// least in them first.
-pub(super) fn away(core: &Core, device: &Device, state: &State) -> Vec<Chunk> {
+/// least in them first. What is on disk is not among it: as much of it as there is lease for is asked for, in the order
+/// in which it will be copied in. `Err`: some of it cannot be read.
+pub(super) fn away(core: &Arc<Core>, device: &Device, state: &State) -> Result<Vec<Chunk>, DeviceError> {
     let program = core.vmm.away(device.index);
     let mut full: BTreeMap<u64, u64> = BTreeMap::new();
-    let mut all: Vec<(Option<Piece>, Chunk)> = Vec::new();
+    let mut all: Vec<(&[Piece], Chunk)> = Vec::new();
     let pool = state
         .pool
         .evicted_chunks()
@@ -68,11 +71,41 @@ pub(super) fn away(core: &Core, device: &Device, state: &State) -> Vec<Chunk> {
         for piece in pieces {
             *full.entry(piece.segment).or_default() += piece.len;
         }
-        all.push((pieces.first().copied(), chunk));
+        all.push((pieces, chunk));
     }
-    all.sort_by_key(|(piece, _)| piece.map(|p| (full[&p.segment], p.segment, p.offset)));
-    all.into_iter().map(|(_, chunk)| chunk).collect()
+    all.sort_by_key(|(pieces, _)| pieces.first().map(|p| (full[&p.segment], p.segment, p.offset)));
+    let books = &state.pool.books;
+    let mut lease = if books.alone { u64::MAX } else { books.unused() };
+    let (mut ready, mut missing, mut unreadable) = (Vec::new(), Vec::new(), false);
+    for (pieces, chunk) in all {
+        let readiness = core.arena.readiness(pieces);
+        unreadable |= readiness == Readiness::Unreadable;
+        if readiness == Readiness::Ready {
+            ready.push(chunk);
+        }
+        // What is read before there is room for it on the card would stand in the way of who makes that room.
+        let len: u64 = pieces.iter().map(|piece| piece.len).sum();
+        if len <= lease {
+            lease -= len;
+            if readiness != Readiness::Ready {
+                missing.push(pieces);
+            }
+        } else {
+            lease = 0;
+        }
+    }
+    core.arena.fetch(core, missing.into_iter().flatten());
+    if unreadable && ready.is_empty() {
+        return Err(UNREADABLE);
+    }
+    Ok(ready)
 }
+
+/// What the program's call hears whose memory cannot be read back from disk: the driver's word for memory that is lost.
+const UNREADABLE: DeviceError = DeviceError::Driver {
+    code: 214,
+    call: "reading memory back from disk",
+};
 
 /// A chunk on its way out.
 #[derive(Debug)]
@@ -265,6 +298,14 @@ impl In {
                 real: None,
             }),
         })
+    }
+
+    /// It is on disk, or about to go there: it stays away. Nothing was done with it.
+    pub(super) fn not_yet(self, core: &Core, state: &mut State) {
+        match self.what {
+            InTo::Pool { id, .. } => state.pool.not_moved_in(id, self.pieces, None),
+            InTo::Program { handle, .. } => core.vmm.not_moved_in(&mut state.pool, handle, self.pieces, None),
+        }
     }
 
     /// Makes it anew, mapped as it was, with garbage in it. The address to copy to. On an error it is away as before.

@@ -11,6 +11,7 @@ use ebb_units::Bytes;
 
 use super::chunks::{self, Chunk, In};
 use super::{DEPTH, reopen};
+use crate::arena::Readiness;
 use crate::core::Core;
 use crate::device::{Device, Failing, Mode, Phase};
 use crate::error::TouchError;
@@ -193,26 +194,37 @@ fn failure(core: &Core, device: &Device, doing: &str, error: DeviceError) {
 }
 
 /// Makes room for the next chunk and starts its copy.
-fn begin(core: &Core, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun {
+fn begin(core: &Arc<Core>, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun {
     let memory = &*device.memory;
     device.retry_stuck();
     let coming = {
         let mut state = device.lock();
         if todo.is_empty() {
-            todo.extend(chunks::away(core, device, &state));
+            match chunks::away(core, device, &state) {
+                Ok(ready) => todo.extend(ready),
+                Err(error) => {
+                    drop(state);
+                    failure(core, device, "copying in", error);
+                    return Begun::Failed;
+                }
+            }
         }
         loop {
             let Some(next) = todo.pop_front() else {
                 return Begun::Nothing;
             };
             match In::begin(core, &mut state, next) {
+                Ok(Some(coming)) if core.arena.readiness(&coming.pieces) != Readiness::Ready => {
+                    coming.not_yet(core, &mut state);
+                }
                 Ok(Some(coming)) => {
                     state.phase = Phase::CopyingIn;
                     break coming;
                 }
                 Ok(None) => {}
                 Err(_) => {
-                    todo.push_front(next);
+                    // Looked at anew when there is more: what is on disk may have come by then.
+                    todo.clear();
                     return Begun::Nothing;
                 }
             }

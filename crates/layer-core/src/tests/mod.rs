@@ -7,3 +7,4 @@ mod descriptors;
 mod faults;
 mod pins;
 mod sequences;
+mod tier;

@@ -59,6 +59,7 @@ impl Bench {
                         self.hands.entry(to).or_default().insert(info.id, memory);
                     }
                 }
+                other => panic!("there is no disk here: {other:?}"),
             }
         }
         self.arena.check();
@@ -147,7 +148,7 @@ fn an_urgent_need_recalls_what_is_empty_elsewhere_and_goes_first() {
     let mut bench = Bench::new(Bytes::mib(16), true);
     bench.want(1, Bytes::mib(16), false);
     bench.work();
-    let _ = bench.arena.in_use(1, Bytes::mib(4));
+    let _ = bench.arena.in_use(bench.now, 1, Bytes::mib(4));
     // A need without haste takes nothing that somebody wants.
     bench.want(2, Bytes::mib(4), false);
     assert!(bench.recalls.is_empty());
@@ -175,7 +176,7 @@ fn what_is_in_use_is_never_recalled() {
     let mut bench = Bench::new(Bytes::mib(16), true);
     bench.want(1, Bytes::mib(16), false);
     bench.work();
-    let _ = bench.arena.in_use(1, Bytes::mib(16));
+    let _ = bench.arena.in_use(bench.now, 1, Bytes::mib(16));
     bench.want(2, Bytes::mib(6), true);
     assert!(bench.recalls.is_empty());
 }
@@ -400,7 +401,7 @@ proptest! {
             match op {
                 Op::Want(h, bytes, urgent) => bench.want(h, Bytes(bytes), urgent),
                 Op::Use(h, bytes) => {
-                    let _ = bench.arena.in_use(h, Bytes(bytes));
+                    let _ = bench.arena.in_use(bench.now, h, Bytes(bytes));
                 }
                 Op::Return(h, n) => bench.give_back(h, n),
                 Op::Foreign(h, id) => {

@@ -247,10 +247,11 @@ impl Driver {
             self.cancel_all(peer, *device);
         }
         self.arena.want(peer, Bytes::ZERO, false);
+        self.arena_hung_up(peer);
         self.arena_dirty = true;
         self.fail_queries(peer);
         self.shares_unanswered(peer);
-        if devices.is_empty() && self.arena.held_by(peer).is_zero() {
+        if devices.is_empty() && self.arena.held_by(peer).is_zero() && self.arena.on_disk_of(peer).is_zero() {
             self.remove_peer(peer);
         }
         self.look_at_cards();

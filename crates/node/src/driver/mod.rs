@@ -6,6 +6,7 @@
 mod cards;
 mod conns;
 mod control;
+mod disk;
 mod estates;
 mod ipc;
 mod peers;
@@ -39,6 +40,7 @@ use crate::worker::{FromWorker, Waker, Worker};
 use cards::Device;
 use conns::LayerConn;
 use control::ControlConn;
+pub(crate) use disk::DiskTier;
 use peers::Peer;
 use tasks::{Process, Recovery, Retired, Task};
 use timers::Timer;
@@ -126,6 +128,7 @@ pub(crate) struct Driver {
     arena: Arena,
     arena_workers: Worker<Job>,
     arena_dirty: bool,
+    disk: Option<DiskTier>,
     cards: Option<Worker<()>>,
     cards_trouble: Option<String>,
     devices: BTreeMap<DeviceId, Device>,
@@ -168,6 +171,7 @@ pub(crate) struct Parts {
     pub signals: Option<OwnedFd>,
     pub arena: Arena,
     pub arena_workers: Worker<Job>,
+    pub disk: Option<DiskTier>,
     pub cards: Option<Worker<()>>,
     pub log: Option<EventLog>,
     pub state_worker: Option<Worker<StateFile>>,
@@ -206,6 +210,7 @@ impl Driver {
             arena: parts.arena,
             arena_workers: parts.arena_workers,
             arena_dirty: false,
+            disk: parts.disk,
             cards: parts.cards,
             cards_trouble: None,
             devices: BTreeMap::new(),
@@ -559,6 +564,7 @@ impl Driver {
                     }
                     self.arena_dirty = true;
                 }
+                FromWorker::Disk(done) => self.disk_done(done),
                 FromWorker::Log { trouble, lost } => {
                     match (&trouble, &self.log_trouble) {
                         (Some(trouble), None) => say::error!("{trouble}; the daemon goes on without its log"),
@@ -652,6 +658,7 @@ impl Driver {
                     // If the peer is gone by now, its death brings the segments back.
                     self.send(to, &ToLayer::ArenaGive { segments: infos }, memories);
                 }
+                other => self.disk_move(other),
             }
         }
     }

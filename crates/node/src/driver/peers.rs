@@ -278,7 +278,8 @@ impl Driver {
                 let evicted = self.peers.get(&peer).map_or(Bytes::ZERO, |peer| {
                     peer.clients.values().map(|client| client.usage.evicted).sum()
                 });
-                self.arena_dirty |= self.arena.in_use(peer, evicted);
+                let now = self.now();
+                self.arena_dirty |= self.arena.in_use(now, peer, evicted);
             }
             ToDaemon::ReclaimProgress { device, order, bytes } => {
                 let Some(client) = self.client_mut(peer, DeviceId(device)) else {
@@ -359,6 +360,10 @@ impl Driver {
                 }
                 self.arena_dirty = true;
             }
+            ToDaemon::ArenaParted { segments } => self.arena_parted(peer, &segments),
+            ToDaemon::ArenaKept { segments } => self.arena_kept(peer, &segments),
+            ToDaemon::ArenaFetch { segments } => self.arena_fetch(peer, &segments),
+            ToDaemon::ArenaDeclareStored { segments } => self.arena_declare_stored(peer, segments, fds),
             ToDaemon::Report { query, text } => self.report_arrived(peer, query, &text),
             ToDaemon::Detach { device } => {
                 self.shares_detached(peer, DeviceId(device));

@@ -66,6 +66,7 @@ impl Driver {
                 budget: self.arena.budget(),
                 held: self.arena.held(),
                 lent: self.arena.lent(),
+                disk: self.disk_row(),
             },
             totals: self.totals.clone(),
         }

@@ -1,0 +1,90 @@
+//! The form in which a segment of the host arena lies on disk.
+//!
+//! ```text
+//!   0            header_len(bytes)
+//!   | table, hash | block | block | ...          every part begins on a page of the file
+//! ```
+//! A segment is cut into [`BLOCK`]s. Blocks of zeros are not stored, others as they are or packed by LZ4, whichever the
+//! writer chose. The table says where each one is and what its bytes hash to, under a key of that file and the block's
+//! own number, so that a block of another file, of another place or of an earlier time is not taken for it. The table is
+//! written last: a file without a whole table holds nothing.
+//!
+//! Two read it: the daemon, which wrote it, and the library in the program, which gets its bytes back by itself when
+//! there is no daemon to do so. What is read is an allegation and checked; nothing here trusts a length or an offset.
+//! The hash finds what a disk or a bug did. It is no protection from the file's owner, who could only harm himself.
+
+#![forbid(unsafe_code)]
+
+mod load;
+mod table;
+
+pub use load::{LoadError, load};
+pub use table::{Entry, FormError, Kind, Table, header_len};
+
+/// Bytes of a block; the last one of a segment may be shorter.
+pub const BLOCK: usize = 1 << 20;
+
+/// What every part of the file begins on and is padded to: what direct I/O wants at most.
+pub const PAGE: usize = 4096;
+
+/// The next page.
+#[must_use]
+pub const fn padded(len: usize) -> usize {
+    len.next_multiple_of(PAGE)
+}
+
+/// Packs a block, if that makes it smaller by an eighth and by a page at least. What is packed is in `into`; `None`: store
+/// it as it is.
+pub fn pack(plain: &[u8], into: &mut Vec<u8>) -> Option<usize> {
+    into.resize(lz4_flex::block::get_maximum_output_size(plain.len()), 0);
+    let len = lz4_flex::block::compress_into(plain, into).ok()?;
+    into.truncate(len);
+    let worth = plain.len() - plain.len() / 8;
+    (padded(len) <= worth).then_some(len)
+}
+
+/// Whether a block is all zeros.
+#[must_use]
+pub fn is_zero(block: &[u8]) -> bool {
+    let (words, tail) = block.as_chunks::<8>();
+    // In one sweep over many words at a time: a search that stops at each word is several times slower.
+    tail.iter().all(|byte| *byte == 0)
+        && words
+            .chunks(512)
+            .all(|some| some.iter().fold(0, |all, word| all | u64::from_ne_bytes(*word)) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_found_wherever_the_other_byte_is() {
+        let mut block = vec![0; 5000];
+        assert!(is_zero(&block) && is_zero(&[]));
+        for at in [0, 7, 8, 4095, 4096, 4992, 4999] {
+            block[at] = 1;
+            assert!(!is_zero(&block), "at {at}");
+            block[at] = 0;
+        }
+    }
+
+    #[test]
+    fn only_what_gets_smaller_is_packed() {
+        let mut packed = Vec::new();
+        let half: Vec<u8> = (0..BLOCK)
+            .map(|i| if i < BLOCK / 2 { 0 } else { (i * 7) as u8 })
+            .collect();
+        assert!(pack(&half, &mut packed).is_some_and(|len| len == packed.len() && len < BLOCK / 2 + PAGE));
+        // A generator whose bytes look random.
+        let mut x = 1u64;
+        let noise: Vec<u8> = (0..BLOCK)
+            .map(|_| {
+                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (x >> 56) as u8
+            })
+            .collect();
+        assert_eq!(pack(&noise, &mut packed), None);
+        assert_eq!(pack(&[], &mut packed), None);
+    }
+}

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use ebb_lab::pool::event::Trace;
 use ebb_lab::pool::kind::Kind;
+use ebb_lab::pool::mix::Mix;
 use ebb_lab::pool::run::{Options, Outcome, replay};
 use ebb_lab::read::pool as read;
 
@@ -156,4 +157,65 @@ fn a_snapshot_says_the_same_as_the_table_made_of_it() {
         Some(modelled),
         raw.recorded.map(|recorded| recorded.peak_reserved)
     );
+}
+
+/// Our pool on the traces: what `SPECIFICATION.md` promises.
+#[test]
+fn our_pool_needs_hardly_more_than_what_is_live() {
+    let granule = 2 << 20;
+    for (name, ..) in PYTORCH {
+        let Some(trace) = trace(&format!("pytorch-snapshots/traces/{name}.csv.gz"), 1) else {
+            return;
+        };
+        let ours = outcome(&trace, Kind::Ebb);
+        let most = ours.peak_live + ours.peak_live / 100 + 2 * granule;
+        assert!(
+            ours.peak_physical <= most,
+            "{name}: {} of {most}",
+            ours.peak_physical
+        );
+    }
+    for file in [
+        "minimalloc/A.1048576.csv",
+        "minimalloc/I.1048576.csv",
+        "idealloc/resnet50.csv",
+    ] {
+        let Some(trace) = trace(&format!("static-planning/{file}"), granule) else {
+            return;
+        };
+        let ours = outcome(&trace, Kind::Ebb);
+        assert_eq!(ours.peak_physical, ours.peak_live, "{file}");
+    }
+}
+
+#[test]
+fn our_pool_serves_a_day_of_jobs_on_a_card_of_what_is_live() {
+    let mut traces = Vec::new();
+    for name in [
+        "medium_512_inference",
+        "small_memory_forward_fp32_128",
+        "small_mem_snapshot",
+    ] {
+        let Some(trace) = trace(&format!("pytorch-snapshots/traces/{name}.csv.gz"), 1) else {
+            return;
+        };
+        traces.push(trace);
+    }
+    let seed = 11;
+    let day = || Mix::new(&traces, seed).take(40_000);
+    let on = |capacity| {
+        let options = Options {
+            capacity,
+            ..Options::default()
+        };
+        replay(day(), &mut *Kind::Ebb.make(capacity), &options)
+            .unwrap_or_else(|broken| panic!("seed {seed}: {broken}"))
+    };
+    let free = on(1 << 46);
+    assert!(
+        free.peak_physical <= free.peak_live + free.peak_live / 50,
+        "seed {seed}"
+    );
+    let tight = on((free.peak_live + free.peak_live / 50).next_multiple_of(2 << 20));
+    assert_eq!((tight.refused, tight.unjustified), (0, 0), "seed {seed}");
 }

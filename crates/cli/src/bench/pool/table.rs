@@ -74,7 +74,11 @@ pub(super) fn cells(replayed: &Replayed) -> Vec<Vec<String>> {
         let mut cells = vec![
             row.kind.name().into(),
             amount(outcome.peak_physical),
-            over(outcome.peak_physical, outcome.peak_live),
+            // Out of addresses: its peak is that of another program.
+            match outcome.refused + outcome.unjustified {
+                0 => over(outcome.peak_physical, outcome.peak_live),
+                refused => format!("{refused} refused"),
+            },
             outcome.map_calls.to_string(),
             outcome.late_map_calls.to_string(),
             format!("{:.0}", row.ns_per_op),

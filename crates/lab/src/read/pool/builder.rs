@@ -4,12 +4,33 @@ use std::collections::HashMap;
 
 use crate::pool::event::{Event, Notes, Op, Recorded, Slot, Stream, Trace};
 
+/// More live bytes than any allocator could be asked to hold: sums over them must not overflow.
+const MOST_LIVE: u64 = 1 << 62;
+
+/// The live bytes have passed [`MOST_LIVE`].
+#[derive(Debug)]
+pub(super) struct TooMuch;
+
+impl TooMuch {
+    /// What the size should have been.
+    pub(super) const EXPECTED: &str = "less: more than 2^62 bytes would be live at once";
+}
+
+/// A block that is live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Live {
+    slot: Slot,
+    stream: Stream,
+    size: u64,
+}
+
 /// A trace in the making.
 #[derive(Debug, Default)]
 pub(super) struct Builder {
     trace: Trace,
     /// Live blocks by what the recording calls them.
-    live: HashMap<u64, (Slot, Stream)>,
+    live: HashMap<u64, Live>,
+    live_bytes: u64,
     empty: Vec<Slot>,
     streams: HashMap<u64, Stream>,
     now_ns: u64,
@@ -29,40 +50,47 @@ impl Builder {
     }
 
     /// A block that was there when recording began. All of them come before everything else.
-    pub(super) fn at_start(&mut self, key: u64, size: u64, stream: u64) {
-        let before = self.trace.events.len();
-        self.allocate(key, size, stream);
-        if self.trace.events.len() > before {
+    pub(super) fn at_start(&mut self, key: u64, size: u64, stream: u64) -> Result<(), TooMuch> {
+        self.allocate(key, size, stream)?;
+        if size > 0 {
             self.trace.preamble = self.trace.events.len();
             self.trace.notes.at_start += 1;
             self.trace.notes.at_start_bytes += size;
         }
+        Ok(())
     }
 
     /// A block that the recording calls `key`.
-    pub(super) fn allocate(&mut self, key: u64, size: u64, stream: u64) {
+    pub(super) fn allocate(&mut self, key: u64, size: u64, stream: u64) -> Result<(), TooMuch> {
         if size == 0 {
             self.trace.notes.ignored += 1;
-            return;
+            return Ok(());
         }
-        let stream = self.stream(stream);
-        if let Some((slot, owner)) = self.live.remove(&key) {
+        if let Some(missed) = self.live.remove(&key) {
             self.trace.notes.missed_frees += 1;
-            self.vacate(slot, owner);
+            self.vacate(missed, missed.stream);
         }
+        if size > MOST_LIVE - self.live_bytes {
+            return Err(TooMuch);
+        }
+        self.live_bytes += size;
+        let stream = self.stream(stream);
         let slot = self.empty.pop().unwrap_or_else(|| {
             self.trace.slots += 1;
             self.trace.slots - 1
         });
-        self.live.insert(key, (slot, stream));
+        self.live.insert(key, Live { slot, stream, size });
         self.push(Op::Allocate { slot, size, stream });
+        Ok(())
     }
 
     /// The block is needed no more; without a stream, the last to use it is the one that it was allocated on.
     pub(super) fn free(&mut self, key: u64, stream: Option<u64>) {
-        let stream = stream.map(|stream| self.stream(stream));
         match self.live.remove(&key) {
-            Some((slot, owner)) => self.vacate(slot, stream.unwrap_or(owner)),
+            Some(block) => {
+                let stream = stream.map_or(block.stream, |stream| self.stream(stream));
+                self.vacate(block, stream);
+            }
             None => self.trace.notes.unknown_frees += 1,
         }
     }
@@ -74,10 +102,10 @@ impl Builder {
 
     /// The process has ended: its blocks are freed, in the order of their slots.
     pub(super) fn end(&mut self) {
-        let mut left: Vec<(Slot, Stream)> = self.live.drain().map(|(_, block)| block).collect();
+        let mut left: Vec<Live> = self.live.drain().map(|(_, block)| block).collect();
         left.sort_unstable();
-        for (slot, stream) in left {
-            self.vacate(slot, stream);
+        for block in left {
+            self.vacate(block, block.stream);
         }
         let streams = 0..self.trace.streams;
         self.push(Op::End { streams });
@@ -85,7 +113,7 @@ impl Builder {
 
     /// The recorded allocator took a segment.
     pub(super) fn reserve(&mut self, bytes: u64) {
-        self.reserved += bytes;
+        self.reserved = self.reserved.saturating_add(bytes);
         let recorded = self.recorded.get_or_insert_default();
         recorded.peak_reserved = recorded.peak_reserved.max(self.reserved);
     }
@@ -115,7 +143,9 @@ impl Builder {
         stream
     }
 
-    fn vacate(&mut self, slot: Slot, stream: Stream) {
+    fn vacate(&mut self, block: Live, stream: Stream) {
+        let Live { slot, size, .. } = block;
+        self.live_bytes -= size;
         self.empty.push(slot);
         self.push(Op::Free { slot, stream });
     }

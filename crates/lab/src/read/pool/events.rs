@@ -6,7 +6,7 @@
 use std::io::BufRead;
 
 use super::Wrong;
-use super::builder::Builder;
+use super::builder::{Builder, TooMuch};
 use super::columns::rows;
 use crate::pool::event::Trace;
 
@@ -30,12 +30,13 @@ pub(super) fn read(input: &mut dyn BufRead) -> Result<Trace, Wrong> {
             builder.at(u64::try_from(us).unwrap_or(0).saturating_mul(1000));
         }
         let op = row.text(OP);
+        let too_much = |TooMuch| row.wrong(SIZE, TooMuch::EXPECTED);
         let (address, size, stream) = (row.number(ADDRESS)?, row.number(SIZE)?, row.number(STREAM)?);
         match op {
             "s" => builder.reserve(size),
             "p" if begun => return Err(row.wrong(OP, "no block of the start after the first event")),
-            "p" => builder.at_start(address, size, stream),
-            "A" => builder.allocate(address, size, stream),
+            "p" => builder.at_start(address, size, stream).map_err(too_much)?,
+            "A" => builder.allocate(address, size, stream).map_err(too_much)?,
             "F" => builder.free(address, Some(stream)),
             "S" => builder.reserve(size),
             "T" => builder.unreserve(size),

@@ -6,7 +6,7 @@
 use std::io::BufRead;
 
 use super::Wrong;
-use super::builder::Builder;
+use super::builder::{Builder, TooMuch};
 use super::columns::rows;
 use crate::pool::event::Trace;
 
@@ -24,9 +24,9 @@ pub(super) fn read(input: &mut dyn BufRead, unit: u64) -> Result<Trace, Wrong> {
         begins: bool,
         buffer: u64,
         bytes: u64,
+        line: u64,
     }
     let mut edges = Vec::new();
-    let mut sum = 0u64;
     let mut buffer = 0;
     rows(input, &COLUMNS, |row| {
         let (lower, upper) = (row.number(LOWER)?, row.number(UPPER)?);
@@ -34,19 +34,16 @@ pub(super) fn read(input: &mut dyn BufRead, unit: u64) -> Result<Trace, Wrong> {
             return Err(row.wrong(UPPER, &format!("more than lower, which is {lower}")));
         }
         let bytes = row.number(SIZE)?.checked_mul(unit);
-        let total = bytes.and_then(|bytes| sum.checked_add(bytes));
-        let (Some(bytes), Some(total)) = (bytes, total) else {
-            let expected =
-                format!("less: with units of {unit} bytes the sum passes 2^64, take a smaller unit");
-            return Err(row.wrong(SIZE, &expected));
+        let Some(bytes) = bytes else {
+            return Err(Wrong::line(row.line, too_much(unit)));
         };
-        sum = total;
         for (at, begins) in [(lower, true), (upper, false)] {
             edges.push(Edge {
                 at,
                 begins,
                 buffer,
                 bytes,
+                line: row.line,
             });
         }
         buffer += 1;
@@ -57,10 +54,16 @@ pub(super) fn read(input: &mut dyn BufRead, unit: u64) -> Result<Trace, Wrong> {
     for edge in edges {
         builder.at(edge.at);
         if edge.begins {
-            builder.allocate(edge.buffer, edge.bytes, 0);
+            builder
+                .allocate(edge.buffer, edge.bytes, 0)
+                .map_err(|TooMuch| Wrong::line(edge.line, too_much(unit)))?;
         } else if builder.knows(edge.buffer) {
             builder.free(edge.buffer, None);
         }
     }
     Ok(builder.finish(""))
+}
+
+fn too_much(unit: u64) -> String {
+    format!("in units of {unit} bytes more than 2^62 bytes would be live at once: take a smaller unit")
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::str::SplitAsciiWhitespace;
 
-use super::builder::Builder;
+use super::builder::{Builder, TooMuch};
 use super::{Wrong, lines};
 use crate::pool::event::Trace;
 
@@ -40,11 +40,12 @@ pub(super) fn read(input: &mut dyn BufRead) -> Result<Vec<Trace>, Wrong> {
                 let block = words.number("the number of a block")?;
                 let size = words.number("a size in bytes")?;
                 let stream = words.optional("the number of a stream")?.unwrap_or(0);
-                match op {
+                let done = match op {
                     "a" => builder.allocate(block, size, stream),
                     _ if *begun => return Err(words.wrong("p", "blocks of the start before all else")),
                     _ => builder.at_start(block, size, stream),
-                }
+                };
+                done.map_err(|TooMuch| words.wrong(&size.to_string(), TooMuch::EXPECTED))?;
             }
             "f" => {
                 let block = words.number("the number of a block")?;

@@ -5,7 +5,7 @@
 
 use std::io::BufRead;
 
-use super::builder::Builder;
+use super::builder::{Builder, TooMuch};
 use super::{Wrong, lines};
 use crate::pool::event::Trace;
 
@@ -43,7 +43,9 @@ pub(super) fn read(input: &mut dyn BufRead) -> Result<Trace, Wrong> {
         }
         let (seconds, bytes) = run(&text).map_err(|what| Wrong::line(line, what))?;
         builder.at(now_ns as u64);
-        builder.allocate(line, bytes, 0);
+        builder
+            .allocate(line, bytes, 0)
+            .map_err(|TooMuch| Wrong::line(line, TooMuch::EXPECTED))?;
         now_ns += seconds * 1e9;
         builder.at(now_ns as u64);
         builder.end();

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::Read;
 
-use super::builder::Builder;
+use super::builder::{Builder, TooMuch};
 use super::{Place, Wrong};
 use crate::pool::event::Trace;
 use crate::read::pickle::{Limits, Node, Pickle, Text, Value};
@@ -42,7 +42,8 @@ pub(super) fn read(input: &mut dyn Read) -> Result<Vec<Trace>, Wrong> {
             .collect::<Result<_, _>>()?;
         if !events.is_empty() {
             let of_card = segments.iter().filter(|segment| segment.card == card as u64);
-            found.push((card, trace(of_card, &events)));
+            let builder = trace(of_card, &events).map_err(|TooMuch| way.wrong(TooMuch::EXPECTED))?;
+            found.push((card, builder));
         }
     }
     if found.is_empty() {
@@ -157,7 +158,7 @@ fn sorted(at: At) -> Vec<(u64, (u64, u64))> {
     all
 }
 
-fn trace<'a>(segments: impl Iterator<Item = &'a Segment>, events: &[Recorded]) -> Builder {
+fn trace<'a>(segments: impl Iterator<Item = &'a Segment>, events: &[Recorded]) -> Result<Builder, TooMuch> {
     let (mut held, mut live) = (At::new(), At::new());
     for segment in segments {
         held.insert(segment.address, (segment.size, segment.stream));
@@ -183,7 +184,7 @@ fn trace<'a>(segments: impl Iterator<Item = &'a Segment>, events: &[Recorded]) -
         builder.reserve(size);
     }
     for (address, (size, stream)) in sorted(live) {
-        builder.at_start(address, size, stream);
+        builder.at_start(address, size, stream)?;
     }
     let began = events
         .iter()
@@ -193,7 +194,7 @@ fn trace<'a>(segments: impl Iterator<Item = &'a Segment>, events: &[Recorded]) -
     for event in events {
         builder.at(event.time_us.saturating_sub(began).saturating_mul(1000));
         match event.action {
-            Action::Allocate => builder.allocate(event.address, event.size, event.stream),
+            Action::Allocate => builder.allocate(event.address, event.size, event.stream)?,
             Action::Free => builder.free(event.address, Some(event.stream)),
             Action::Reserve => builder.reserve(event.size),
             Action::Unreserve => builder.unreserve(event.size),
@@ -202,7 +203,7 @@ fn trace<'a>(segments: impl Iterator<Item = &'a Segment>, events: &[Recorded]) -
             Action::Other => builder.notes().ignored += 1,
         }
     }
-    builder
+    Ok(builder)
 }
 
 /// A value, and the way that leads there, for errors.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::pool::event::{Event, Notes, Op};
 
@@ -94,7 +96,7 @@ fn columns_may_stand_in_any_order_and_others_between_them() {
 
 #[test]
 fn what_is_wrong_is_said_with_its_line() {
-    let cases: [(&str, &str); 8] = [
+    let cases: [(&str, &str); 9] = [
         (
             "t_us,op,addr,size,stream\n1,A,0,5,0\n2,X,0,5,0\n",
             "line 3: op is `X`, expected one of s, p, A, F, S, T, O",
@@ -118,8 +120,11 @@ fn what_is_wrong_is_said_with_its_line() {
         ("id,lower,upper,size\n\n0,3\n", "line 3: 2 columns, expected 4"),
         (
             "id,lower,upper,size\n0,3,4,18446744073709551615\n",
-            "line 2: size is `18446744073709551615`, expected less: with units of 2097152 bytes the sum passes \
-             2^64, take a smaller unit",
+            "line 2: in units of 2097152 bytes more than 2^62 bytes would be live at once: take a smaller unit",
+        ),
+        (
+            "t_us,op,addr,size,stream\n1,A,0,4611686018427387904,0\n1,A,1,1,0\n",
+            "line 3: size is `1`, expected less: more than 2^62 bytes would be live at once",
         ),
         ("", "it is empty; expected a PyTorch snapshot"),
     ];
@@ -232,4 +237,53 @@ fn a_pickle_is_told_by_its_content_or_its_name() {
     );
     let (_dir, path) = file("trace.pickle", b"id,lower,upper,size\n0,1,2,3\n");
     assert_eq!(read(&path, &Options::default()).unwrap().len(), 1);
+}
+
+/// Right files of every format, to be spoilt.
+const RIGHT: [&[u8]; 5] = [
+    b"seq,t_us,op,addr,size,stream\n0,,p,512,100,0\n1,5,A,1024,200,3\n2,6,F,512,100,0\n3,7,S,0,99,0\n",
+    b"id,lower,upper,size\n0,0,4,3\n1,1,3,2\n2,3,6,4\n",
+    b"ebb-pool-trace 1\n0 p 1 100\n5 a 2 200 7\n6 f 1 7\n7 s\n9 e\ngpu 3\n1 a 1 10\n",
+    b"vgg,2.5,100.5,7,python x.py\nrnn,1,1,7,python\n",
+    b"\x80\x02}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces]]}(X\x06\x00\x00\x00actionX\x05\x00\x00\x00alloc\
+      X\x04\x00\x00\x00addrK\x01X\x04\x00\x00\x00sizeK\x05uaau.",
+];
+
+#[test]
+fn the_right_files_are_right() {
+    for right in RIGHT {
+        let (_dir, path) = file("trace", right);
+        assert!(!read(&path, &Options::default()).unwrap().is_empty());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Spoilt files give a trace that can be replayed, or an error: never a panic.
+    #[test]
+    fn spoilt_files_do_no_harm(
+        which in 0..RIGHT.len(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3u8), 1..6),
+    ) {
+        let mut bytes = RIGHT[which].to_vec();
+        for (at, byte, how) in changes {
+            if bytes.is_empty() {
+                break;
+            }
+            let at = at.index(bytes.len());
+            match how {
+                0 => bytes[at] = byte,
+                1 => bytes.truncate(at),
+                _ => bytes.insert(at, byte),
+            }
+        }
+        let (_dir, path) = file("trace", &bytes);
+        for trace in read(&path, &Options::default()).unwrap_or_default() {
+            let options = crate::pool::run::Options { capacity: 1 << 62, ..Default::default() };
+            let mut policy = crate::pool::kind::Kind::BestFit.make(options.capacity);
+            let outcome = crate::pool::run::replay(trace.events.iter().cloned(), &mut *policy, &options);
+            prop_assert!(outcome.is_ok(), "{outcome:?}");
+        }
+    }
 }

@@ -124,6 +124,11 @@ impl Stage {
 
     /// Starts the daemon and waits until it answers.
     pub fn start_daemon(&mut self) {
+        self.start_daemon_with(&[]);
+    }
+
+    /// The same with more environment, for it and the helpers that it starts.
+    pub fn start_daemon_with(&mut self, env: &[(&str, &str)]) {
         assert!(self.daemon.is_none(), "the daemon runs already");
         let mut command = Command::new(&Artefacts::get().ebb);
         command
@@ -133,6 +138,7 @@ impl Stage {
             .arg("--socket-dir")
             .arg(self.socket_dir());
         self.gpu_env(&mut command);
+        command.envs(env.iter().copied());
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -210,6 +216,7 @@ impl Stage {
             limit,
             priority,
             idle_release_ms: Some(0),
+            hibernate_after_ms: None,
         };
         match self.ask(&Request::CreateTask(new)) {
             Answer::Ok(Payload::Task { token, .. }) => token,
@@ -241,6 +248,19 @@ impl Stage {
     pub fn run_with_env(&self, flags: &[&str], env: &[(&str, &str)]) -> Program {
         let mut command = self.run_command(flags, &Artefacts::get().program("gpu-script"));
         command.envs(env.iter().copied());
+        Program::start(command)
+    }
+
+    /// A scripted program of a task that [`Self::task`] made, by its token.
+    #[must_use]
+    pub fn run_in_task(&self, token: &str) -> Program {
+        let artefacts = Artefacts::get();
+        let mut command = Command::new(artefacts.program("gpu-script"));
+        self.gpu_env(&mut command);
+        command
+            .env("LD_PRELOAD", &artefacts.layer)
+            .env("EBB_SOCKET_DIR", self.socket_dir())
+            .env("EBB_TASK_TOKEN", token);
         Program::start(command)
     }
 

@@ -76,8 +76,10 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Take a task's memory off the card and keep it off
     Pause(PauseArgs),
-    /// Let a paused task run again
-    Resume(TaskArgs),
+    /// Take all of tasks off the card, their contexts included, until they use the GPU again
+    Hibernate(HibernateArgs),
+    /// Let a paused task run again, bring a hibernated one back
+    Resume(TasksArgs),
     /// Change a task's limit, request or priority
     Limit(LimitArgs),
     /// Check this machine, or say what of a process can be released and why not the rest
@@ -96,6 +98,13 @@ pub(crate) enum Command {
     Man(ManArgs),
     /// Print the versions of ebb and of the daemon
     Version(ListArgs),
+    /// Does what a daemon says by the driver's checkpoint
+    #[command(
+        hide = true,
+        name = "checkpoint-helper",
+        after_help = "Examples: the daemon starts it."
+    )]
+    CheckpointHelper,
 }
 
 /// `ebb run`.
@@ -125,6 +134,10 @@ pub(crate) struct RunArgs {
     /// Idle time after which memory leaves the card unasked, like 30s or 5m, or `off` [default: the daemon's]
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub idle_release: Option<IdleRelease>,
+    /// Time after such a release when the driver's part (contexts, modules) leaves the card, too, like 10m, or `off` [default: the
+    /// daemon's]
+    #[arg(long, value_name = "TIME", value_parser = parse_idle)]
+    pub hibernate_after: Option<IdleRelease>,
     /// Which GPU: what the program finds by itself, the simulated one, or a real one for certain
     #[arg(long, value_enum, default_value_t, value_name = "GPU")]
     pub gpu: Gpu,
@@ -199,15 +212,38 @@ pub(crate) struct PauseArgs {
     pub json: bool,
 }
 
-/// Commands on one task.
+/// `ebb hibernate`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb hibernate t3                                 nothing of it is on the card; its next GPU call brings it back
+  ebb pause t3 && ebb hibernate t3                 the same, and it stays away until `ebb resume t3`
+  ebb hibernate train eval --wait 1m
+
+The driver (570 or newer) does not checkpoint programs that share memory with others or have managed memory: `ebb doctor PID` says what
+is in the way.")]
+pub(crate) struct HibernateArgs {
+    /// The tasks: t3, a name, or the id of one of a task's processes
+    #[arg(required = true, value_name = "TASK")]
+    pub tasks: Vec<String>,
+    /// How long to wait for work that runs on the GPU [default: the daemon's]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub wait: Option<Duration>,
+    /// The answers as JSON, one a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Commands on tasks.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ebb resume t3
-  ebb resume train")]
-pub(crate) struct TaskArgs {
-    /// The task: t3, its name, or the id of one of its processes
-    pub task: String,
+  ebb resume train eval")]
+pub(crate) struct TasksArgs {
+    /// The tasks: t3, a name, or the id of one of a task's processes
+    #[arg(required = true, value_name = "TASK")]
+    pub tasks: Vec<String>,
     /// The answer as JSON
     #[arg(long)]
     pub json: bool,

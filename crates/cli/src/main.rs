@@ -56,6 +56,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Ps(args) => commands::ps::ps(global, args),
         Command::Top(args) => commands::top::top(global, args),
         Command::Pause(args) => commands::task::pause(global, args),
+        Command::Hibernate(args) => commands::task::hibernate(global, args),
         Command::Resume(args) => commands::task::resume(global, args),
         Command::Limit(args) => commands::task::limit(global, args),
         Command::Doctor(args) => commands::doctor::doctor(global, args),
@@ -66,5 +67,9 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Completions(args) => commands::manual::completions(args),
         Command::Man(args) => commands::manual::man(args),
         Command::Version(args) => commands::version::version(global, args),
+        Command::CheckpointHelper => Ok(ebb_node::checkpoint::run(
+            std::io::stdin().lock(),
+            std::io::stdout().lock(),
+        )?),
     }
 }

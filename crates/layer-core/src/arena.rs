@@ -13,11 +13,12 @@
 //! `state` may be taken under a device's lock, and the link's outbox and the events under it. No driver call is made
 //! under it.
 
+mod pinning;
 mod tier;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use ebb_alloc::{HostSlots, Piece};
@@ -44,6 +45,8 @@ struct Segment {
     /// Index of the device that it was registered with.
     registered: Option<usize>,
     leaving: bool,
+    /// It is to be registered again, and who copies waits for that.
+    pinning: bool,
     /// The program closed the descriptor before a new daemon could be told: it knows nothing of this segment, which takes
     /// nothing in any more and leaves when it is empty.
     unknown: bool,
@@ -91,15 +94,17 @@ struct State {
     started: bool,
     /// Read from their files by this process; a daemon that has them in its books is to hear of it.
     read_alone: Vec<u64>,
+    /// Nothing is to be registered: the process is to be checkpointed, or is.
+    unpinned: bool,
 }
 
 /// The arena of a process.
 #[derive(Debug)]
 pub(crate) struct Arena {
     state: Mutex<State>,
-    /// Held while segments are registered or unregistered, driver calls included: taken first, and only by the arena's
-    /// own thread and by a device that leaves, whose context must not be destroyed under such a call.
-    registering: Mutex<()>,
+    /// Held while segments are registered (shared) or unregistered, driver calls included: taken first, and only by threads of the
+    /// arena's own and by a device that leaves, whose context must not be destroyed under such a call.
+    registering: RwLock<()>,
     work: Condvar,
     /// The descriptors once more, for a forked child, which must not take the lock.
     fds: Box<[ChildSlot]>,
@@ -122,14 +127,18 @@ impl Arena {
     pub(crate) fn new() -> Self {
         Self {
             state: Mutex::default(),
-            registering: Mutex::new(()),
+            registering: RwLock::new(()),
             work: Condvar::new(),
             fds: (0..FDS).map(|_| ChildSlot::new()).collect(),
         }
     }
 
-    fn registering(&self) -> MutexGuard<'_, ()> {
-        self.registering.lock().unwrap_or_else(PoisonError::into_inner)
+    fn registering(&self) -> RwLockReadGuard<'_, ()> {
+        self.registering.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unregistering(&self) -> RwLockWriteGuard<'_, ()> {
+        self.registering.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -152,9 +161,16 @@ impl Arena {
         self.lock().slots.available(granule) >= len
     }
 
-    /// Where pieces are.
+    /// Where pieces are, once they are pinned again if they are to be.
     pub(crate) fn addresses(&self, pieces: &[Piece]) -> Vec<(HostAddr, Piece)> {
-        let state = self.lock();
+        let pinning = |state: &mut State| {
+            let segment = |piece: &Piece| state.segments.get(&piece.segment);
+            pieces.iter().filter_map(segment).any(|segment| segment.pinning)
+        };
+        let state = self
+            .work
+            .wait_while(self.lock(), pinning)
+            .unwrap_or_else(PoisonError::into_inner);
         pieces
             .iter()
             .filter_map(|piece| {
@@ -310,6 +326,7 @@ impl Arena {
                 host,
                 registered,
                 leaving: false,
+                pinning: false,
                 unknown: false,
                 tier: tier::Tier::HERE,
             },
@@ -320,8 +337,11 @@ impl Arena {
         self.send_off(&mut state);
     }
 
-    /// Registers memory with a device that is there; which. `registering` is held.
+    /// Registers memory with a device that is there; which. `registering` is held. Not while the process sleeps: then it is done after.
     fn register(&self, core: &Core, id: u64, host: HostAddr, bytes: u64) -> Option<usize> {
+        if self.lock().unpinned {
+            return None;
+        }
         let device = core.devices().into_iter().find(|device| !device.lock().stop)?;
         match device.memory.register_host(host, bytes) {
             Ok(()) => Some(device.index),
@@ -337,7 +357,7 @@ impl Arena {
     fn unregister(&self, core: &Core, id: u64) -> Result<(), DeviceError> {
         // The driver waits for all work here, which is forbidden while a graph is captured.
         core.outside_capture(|| {
-            let _registering = self.registering();
+            let _unregistering = self.unregistering();
             let (host, bytes, registered) = match self.lock().segments.get(&id) {
                 Some(segment) => (segment.host, segment.bytes, segment.registered),
                 None => return Ok(()),
@@ -395,7 +415,7 @@ impl Arena {
 
     /// A device goes: what was registered through it is not registered any more. Called before the context is destroyed.
     pub(crate) fn device_leaves(&self, core: &Arc<Core>, index: usize) {
-        let _registering = self.registering();
+        let _unregistering = self.unregistering();
         let registered: Vec<(u64, HostAddr, u64)> = {
             let mut state = self.lock();
             state

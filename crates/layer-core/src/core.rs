@@ -19,6 +19,7 @@ use crate::gate::Gate;
 use crate::link::Link;
 use crate::reach::Reach;
 use crate::share::Share;
+use crate::sleep::Sleep;
 use crate::streamed::Streamed;
 use crate::vmm::Vmm;
 
@@ -91,6 +92,7 @@ pub(crate) struct Core {
     pub(crate) link: Link,
     pub(crate) streamed: Streamed,
     pub(crate) share: Share,
+    pub(crate) sleep: Sleep,
     pub(crate) events: Events,
     captures: Mutex<u32>,
     captures_changed: Condvar,
@@ -113,6 +115,7 @@ impl Core {
             link: Link::new(),
             streamed: Streamed::default(),
             share: Share::default(),
+            sleep: Sleep::default(),
             events: Events::new(config.log.clone()),
             captures: Mutex::new(0),
             captures_changed: Condvar::new(),

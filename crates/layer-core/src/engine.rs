@@ -21,7 +21,7 @@ use crate::gate::{DeviceSet, Gate, GateOwner};
 use crate::pool::{Freed, Pool};
 use crate::report;
 use crate::residency;
-use crate::{streamed, threads};
+use crate::{sleep, streamed, threads};
 
 /// How long detaching and exiting wait for a step of the owner thread.
 const STEP: Duration = Duration::from_secs(2);
@@ -159,6 +159,7 @@ struct Doorman(Arc<Core>);
 
 impl GateOwner for Doorman {
     fn wanted(&self) {
+        sleep::wanted(&self.0);
         self.0.wake_devices();
     }
     fn active(&self) {
@@ -709,6 +710,7 @@ impl Engine {
     pub fn child_after_fork(&self) {
         self.core.become_child();
         self.core.gate.reset_in_child();
+        self.core.sleep.forget_in_child();
         for slot in self.core.link.child_fds().chain(self.core.arena.child_fds()) {
             slot.close_in_child();
         }

@@ -4,6 +4,7 @@
 //! * `pool`: books of one device: addresses, chunks, lease. `steps`: driver calls that happen as a whole or not at all.
 //! * `pins`: what must stay on the card, and why. `residency`: a device's memory leaves the card and comes back; one owner thread per device.
 //! * `share`: memory that several processes have open. `arena`: host memory for it, lent by the daemon. `link`: the conversation with the daemon.
+//! * `sleep`: the process makes no driver call, so that the driver may checkpoint it.
 //! * `beside`: managed memory and what the driver keeps for graphs, which a release sends away as far as the driver lets it.
 //! * `streamed`: stream-ordered allocation out of the pool. [`engine`]: what the hooks call.
 //!   [`world`]: what a process without an engine asks.
@@ -35,6 +36,7 @@ mod reach;
 mod report;
 mod residency;
 mod share;
+mod sleep;
 mod steps;
 mod streamed;
 #[cfg(test)]
@@ -49,9 +51,10 @@ pub use config::Config;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};
 pub use error::{AllocError, FreeError, TouchError};
 pub use fd::widen_descriptor_table;
-pub use gate::{DeviceSet, Gate, Knock};
+pub use gate::{CallGate, DeviceSet, Gate, Knock};
 pub use pins::{PinError, PinId, PinReason};
 pub use share::{Opening, Piece, ShareError, ShareHandle};
+pub use sleep::WakesItself;
 pub use streamed::{
     Fence, FenceState, Fences, PoolError, PoolFacts, PoolFigures, StreamKey, Waited, WhichPool,
 };

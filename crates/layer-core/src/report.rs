@@ -1,14 +1,16 @@
 //! What `ebb doctor` shows of this process: a JSON object, written by hand so that no JSON library comes along into
 //! other people's programs.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::core::Core;
-use crate::device::{Device, Mode};
+use crate::device::{Device, Mode, State};
 use crate::engine::ExternalKind;
 use crate::link::Status;
 use crate::pins::Held;
 use crate::residency::movable_bytes;
+use crate::sleep;
 
 /// Writes objects and arrays; commas and escapes are its business.
 #[derive(Debug, Default)]
@@ -147,6 +149,19 @@ fn write(core: &Core, total: u64, events: &[(std::time::Duration, String)]) -> S
         json.number("opened_here", sums.open);
         json.number("opened_here_bytes", sums.open_bytes);
     });
+    json.object("hibernate", |json| {
+        let (state, times) = core.sleep.facts();
+        json.string("state", state);
+        json.number("times", times);
+        let reasons = sleep::reasons(core);
+        json.flag("possible", reasons.is_empty());
+        json.array("in_the_way", |json| {
+            for reason in &reasons {
+                json.comma();
+                json.quoted(reason);
+            }
+        });
+    });
     json.number("events_total", total);
     json.array("events", |json| {
         for (at, text) in events {
@@ -180,6 +195,15 @@ fn connection(core: &Core, json: &mut Json) {
     let (bad, connections) = core.link.counters();
     json.number("connections", connections);
     json.number("bad_packets", bad);
+}
+
+/// What is pinned on a device: reasons, and bytes of each.
+pub(crate) fn pinned(core: &Core, state: &State) -> BTreeMap<String, u64> {
+    let bytes_held = |held| match held {
+        Held::Handle(handle) => core.vmm.with(|table| table.len_of(handle)),
+        Held::Span(_) | Held::Lent(_) => state.pool.bytes_held(held),
+    };
+    state.pool.pins.by_reason(bytes_held)
 }
 
 fn write_device(core: &Core, device: &Device, json: &mut Json) {
@@ -232,11 +256,7 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
     // What a reclaim could get, and what it could not, with reasons.
     json.number("releasable", movable_bytes(core, device, &state) + books.cached);
     json.array("pinned", |json| {
-        let bytes_held = |held| match held {
-            Held::Handle(handle) => core.vmm.with(|table| table.len_of(handle)),
-            Held::Span(_) | Held::Lent(_) => state.pool.bytes_held(held),
-        };
-        for (reason, bytes) in state.pool.pins.by_reason(bytes_held) {
+        for (reason, bytes) in pinned(core, &state) {
             json.item(|json| {
                 json.string("reason", &reason);
                 json.number("bytes", bytes);

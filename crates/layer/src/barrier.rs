@@ -10,12 +10,15 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use ebb_abi::CUresult;
-use ebb_layer_core::{DeviceSet, Gate, Knock};
+use ebb_layer_core::{CallGate, DeviceSet, Gate, Knock};
 
 use crate::bridge;
 
 /// The process's gate. It exists before the engine, and costs nothing until somebody passes it.
 pub(crate) static GATE: Gate = Gate::new();
+
+/// The gate of all other calls of the driver: closed while the driver may be checkpointed.
+pub(crate) static CALLS: CallGate = CallGate::new();
 
 /// Panics of our own that were caught.
 pub(crate) static FAULTS: AtomicU64 = AtomicU64::new(0);
@@ -135,11 +138,52 @@ pub(crate) fn enter() -> Passage {
     enter_for(|| DeviceSet::ALL)
 }
 
+/// Before a call of the driver that does not touch memory, or before code of ours that makes some. Whether [`called`] has to follow.
+#[inline(always)]
+pub(crate) fn call() -> bool {
+    bridge::is_running()
+        && match CALLS.knock() {
+            Knock::Inside => true,
+            Knock::Ask(counted) => call_slowly(counted),
+        }
+}
+
+/// The thread's first call, or the process sleeps: then this wakes it.
+#[cold]
+fn call_slowly(counted: bool) -> bool {
+    let entered = catch_unwind(AssertUnwindSafe(|| {
+        CALLS.enter_slowly(counted, &|| DeviceSet::ALL)
+    }));
+    match entered {
+        Ok(entered) => entered.is_ok(),
+        Err(payload) => {
+            core::mem::forget(payload);
+            fault();
+            false
+        }
+    }
+}
+
+/// After it.
+#[inline(always)]
+pub(crate) fn called(inside: bool) {
+    if inside {
+        CALLS.leave();
+    }
+}
+
 /// Where some device is closed, or somebody wants to know. What `needs` asks the driver are no cancellation points either, nor is
 /// waiting: the waits are raw futex calls.
 #[cold]
 fn enter_slowly(counted: bool, needs: &dyn Fn() -> DeviceSet) -> Passage {
-    match catch_unwind(AssertUnwindSafe(|| GATE.enter_slowly(counted, needs))) {
+    // To find out what a call needs may take calls of the driver.
+    let needs = || {
+        let inside = call();
+        let set = needs();
+        called(inside);
+        set
+    };
+    match catch_unwind(AssertUnwindSafe(|| GATE.enter_slowly(counted, &needs))) {
         Ok(Ok(())) => Passage::Inside,
         Ok(Err(error)) => Passage::Refused(bridge::touch_code(error)),
         Err(payload) => {

@@ -19,7 +19,8 @@ use ebb_layer_core::{
 };
 use ebb_units::{Bytes, DeviceUuid};
 
-use crate::barrier::{self, GATE};
+use crate::barrier::{self, CALLS, GATE};
+use crate::checkpoint::OwnCheckpoint;
 use crate::fences::EventFences;
 use crate::hooks::{self, nvml, pools};
 use crate::library::CUDA;
@@ -135,6 +136,7 @@ pub(crate) fn start() {
     let in_task = config.token != [0; 32];
     fork::register();
     let engine = Engine::start(config, &GATE);
+    engine.set_sleep(&CALLS, Arc::new(OwnCheckpoint));
     let fences = Arc::new(EventFences::new(Arc::clone(&table)));
     engine.set_fences(Arc::clone(&fences) as Arc<dyn Fences>);
     let running = Running {

@@ -16,7 +16,10 @@
 //! | how | meaning |
 //! | --- | --- |
 //! | gate | hook generated from the function list: through the gate, call, leave |
+//! | sync | the same, and waited for while memory wants it so |
 //! | own | hook written by hand, in `hooks/` |
+//! | held | hook generated: the call as it is, unless the process sleeps (is checkpointed, `0004-tiers.md`): then it wakes it first |
+//! | bars | the same; from then on the process cannot be checkpointed |
 //! | pass | no hook: the program gets the driver's function itself |
 
 use crate::interop;
@@ -100,9 +103,9 @@ macro_rules! for_each_class {
                 cuMipmappedArrayCreate
             }
             // Takes driver memory that has no size in the call; seen in the driver's overhead.
-            allocate pass {
+            allocate held {
                 cuFuncLoad cuLibraryLoadData cuLibraryLoadFromFile cuLinkCreate cuLinkCreate_v2
-                cuMemAddressReserve  cuModuleLoad cuModuleLoadData cuModuleLoadDataEx
+                cuMemAddressReserve cuModuleLoad cuModuleLoadData cuModuleLoadDataEx
                 cuModuleLoadFatBinary
             }
             // Gives memory back.
@@ -112,7 +115,7 @@ macro_rules! for_each_class {
                 cuMemFree_v2 cuMemHostUnregister cuMemRelease cuMemUnmap cuMipmappedArrayDestroy
             }
             // Gives back what is counted elsewhere, or is no memory of a card.
-            free pass {
+            free held {
                 cuDeviceGraphMemTrim cuLinkDestroy
             }
             // The answer is the task's own world.
@@ -123,24 +126,23 @@ macro_rules! for_each_class {
                 cuMemGetInfo cuMemGetInfo_v2 cuPointerGetAttribute cuPointerGetAttributes
             }
             // The driver's answer is right as it is. Waiting and asking never bring memory back.
-            query pass {
+            query held {
                 cuArray3DGetDescriptor cuArray3DGetDescriptor_v2 cuArrayGetDescriptor
                 cuArrayGetDescriptor_v2 cuArrayGetMemoryRequirements cuArrayGetPlane
                 cuArrayGetSparseProperties cuCoredumpGetAttribute cuCoredumpGetAttributeGlobal
                 cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetDevResource cuCtxGetDevice
                 cuCtxGetDevice_v2 cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId cuCtxGetLimit
-                cuCtxGetSharedMemConfig cuCtxGetStreamPriorityRange
-                cuDeviceCanAccessPeer cuDeviceComputeCapability cuDeviceGet cuDeviceGetAttribute
-                cuDeviceGetByPCIBusId cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetCount
-                cuDeviceGetDefaultMemPool cuDeviceGetDevResource cuDeviceGetExecAffinitySupport
-                cuDeviceGetFabricClusterUuid cuDeviceGetGraphMemAttribute
-                cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid cuDeviceGetMemPool cuDeviceGetName
-                cuDeviceGetNvSciSyncAttributes cuDeviceGetP2PAtomicCapabilities cuDeviceGetP2PAttribute
-                cuDeviceGetPCIBusId cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth
-                cuDeviceGetUuid cuDeviceGetUuid_v2 cuDevicePrimaryCtxGetState cuDriverGetVersion
-                cuEventElapsedTime cuEventElapsedTime_v2 cuEventQuery
-                cuFuncGetAttribute cuFuncGetModule cuFuncGetName cuFuncGetParamCount cuFuncGetParamInfo
-                cuFuncIsLoaded cuGetErrorName cuGetErrorString cuGraphBatchMemOpNodeGetParams
+                cuCtxGetSharedMemConfig cuCtxGetStreamPriorityRange cuDeviceCanAccessPeer
+                cuDeviceComputeCapability cuDeviceGet cuDeviceGetAttribute cuDeviceGetByPCIBusId
+                cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetCount cuDeviceGetDefaultMemPool
+                cuDeviceGetDevResource cuDeviceGetExecAffinitySupport cuDeviceGetFabricClusterUuid
+                cuDeviceGetGraphMemAttribute cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid
+                cuDeviceGetMemPool cuDeviceGetName cuDeviceGetNvSciSyncAttributes
+                cuDeviceGetP2PAtomicCapabilities cuDeviceGetP2PAttribute cuDeviceGetPCIBusId
+                cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth cuDeviceGetUuid
+                cuDeviceGetUuid_v2 cuDevicePrimaryCtxGetState cuEventElapsedTime cuEventElapsedTime_v2
+                cuEventQuery cuFuncGetAttribute cuFuncGetModule cuFuncGetName cuFuncGetParamCount
+                cuFuncGetParamInfo cuFuncIsLoaded cuGraphBatchMemOpNodeGetParams
                 cuGraphChildGraphNodeGetGraph cuGraphDebugDotPrint cuGraphEventRecordNodeGetEvent
                 cuGraphEventWaitNodeGetEvent cuGraphExecGetFlags cuGraphExecGetId
                 cuGraphExternalSemaphoresSignalNodeGetParams cuGraphExternalSemaphoresWaitNodeGetParams
@@ -155,11 +157,10 @@ macro_rules! for_each_class {
                 cuKernelGetLibrary cuKernelGetName cuKernelGetParamCount cuKernelGetParamInfo
                 cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel cuLibraryGetKernelCount
                 cuLibraryGetManaged cuLibraryGetModule cuLibraryGetUnifiedFunction cuLogsCurrent
-                cuLogsDumpToFile cuLogsDumpToMemory cuMemGetAllocationGranularity
-                cuMemGetDefaultMemPool cuMemGetLocationInfo
-                cuMemGetMemPool cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags
-                cuMemPoolGetAccess  cuMemRangeGetAttribute cuMemRangeGetAttributes
-                cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
+                cuLogsDumpToFile cuLogsDumpToMemory cuMemGetAllocationGranularity cuMemGetDefaultMemPool
+                cuMemGetLocationInfo cuMemGetMemPool cuMemHostGetDevicePointer
+                cuMemHostGetDevicePointer_v2 cuMemHostGetFlags cuMemPoolGetAccess cuMemRangeGetAttribute
+                cuMemRangeGetAttributes cuMipmappedArrayGetLevel cuMipmappedArrayGetMemoryRequirements
                 cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions cuModuleGetFunction
                 cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode
                 cuModuleGetSurfRef cuModuleGetTexRef cuOccupancyAvailableDynamicSMemPerBlock
@@ -171,13 +172,16 @@ macro_rules! for_each_class {
                 cuStreamGetDevResource cuStreamGetDevResource_ptsz cuStreamGetDevice
                 cuStreamGetDevice_ptsz cuStreamGetFlags cuStreamGetFlags_ptsz cuStreamGetGreenCtx
                 cuStreamGetId cuStreamGetId_ptsz cuStreamGetPriority cuStreamGetPriority_ptsz
-                cuStreamQuery cuStreamQuery_ptsz
-                cuSurfObjectGetResourceDesc cuSurfRefGetArray cuTexObjectGetResourceDesc
-                cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc cuTexRefGetAddress
-                cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray cuTexRefGetBorderColor
-                cuTexRefGetFilterMode cuTexRefGetFlags cuTexRefGetFormat cuTexRefGetMaxAnisotropy
-                cuTexRefGetMipmapFilterMode cuTexRefGetMipmapLevelBias cuTexRefGetMipmapLevelClamp
-                cuTexRefGetMipmappedArray
+                cuStreamQuery cuStreamQuery_ptsz cuSurfObjectGetResourceDesc cuSurfRefGetArray
+                cuTexObjectGetResourceDesc cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc
+                cuTexRefGetAddress cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray
+                cuTexRefGetBorderColor cuTexRefGetFilterMode cuTexRefGetFlags cuTexRefGetFormat
+                cuTexRefGetMaxAnisotropy cuTexRefGetMipmapFilterMode cuTexRefGetMipmapLevelBias
+                cuTexRefGetMipmapLevelClamp cuTexRefGetMipmappedArray
+            }
+            // The same, and no checkpoint holds it back.
+            query pass {
+                cuDriverGetVersion cuGetErrorName cuGetErrorString
             }
             // Lets somebody else hold memory, or shows what an allocation is made of.
             share own {
@@ -192,21 +196,22 @@ macro_rules! for_each_class {
                 cuPointerSetAttribute
             }
             // Shares what is not ours to move.
-            share pass {
-                cuDestroyExternalSemaphore
-                cuExternalMemoryGetMappedBuffer cuExternalMemoryGetMappedMipmappedArray
-                cuFlushGPUDirectRDMAWrites cuGraphicsResourceGetMappedMipmappedArray
-                cuGraphicsResourceGetMappedPointer cuGraphicsResourceGetMappedPointer_v2
-                cuGraphicsResourceSetMapFlags cuGraphicsResourceSetMapFlags_v2
-                cuGraphicsSubResourceGetMappedArray cuGraphicsUnregisterResource
+            share held {
+                cuDestroyExternalSemaphore cuExternalMemoryGetMappedBuffer
+                cuExternalMemoryGetMappedMipmappedArray cuFlushGPUDirectRDMAWrites
+                cuGraphicsResourceGetMappedMipmappedArray cuGraphicsResourceGetMappedPointer
+                cuGraphicsResourceGetMappedPointer_v2 cuGraphicsResourceSetMapFlags
+                cuGraphicsResourceSetMapFlags_v2 cuGraphicsSubResourceGetMappedArray
+                cuGraphicsUnregisterResource cuLogicalEndpointAddDevice cuLogicalEndpointDestroy
+                cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
+                cuLogicalEndpointQuery cuLogicalEndpointUnbind cuMulticastAddDevice
+                cuMulticastGetGranularity
+            }
+            // The same, and the driver checkpoints no process that has done it.
+            share bars {
                 cuImportExternalSemaphore cuIpcGetEventHandle cuIpcOpenEventHandle
-                cuLogicalEndpointAddDevice cuLogicalEndpointCreate cuLogicalEndpointDestroy
-                cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease
-                cuLogicalEndpointIdReserve cuLogicalEndpointImport cuLogicalEndpointQuery
-                cuLogicalEndpointUnbind
-                cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle
-                cuMulticastAddDevice
-                cuMulticastCreate cuMulticastGetGranularity
+                cuLogicalEndpointCreate cuLogicalEndpointExport cuLogicalEndpointImport
+                cuMemPoolExportToShareableHandle cuMemPoolImportFromShareableHandle cuMulticastCreate
             }
             // Starts or ends a capture.
             capture own {
@@ -217,7 +222,7 @@ macro_rules! for_each_class {
                 cuStreamEndCaptureToCig cuStreamEndCaptureToCig_ptsz cuStreamEndCapture_ptsz
             }
             // Asks about a capture or changes its rules.
-            capture pass {
+            capture held {
                 cuStreamGetCaptureInfo cuStreamGetCaptureInfo_ptsz cuStreamGetCaptureInfo_v2
                 cuStreamGetCaptureInfo_v2_ptsz cuStreamGetCaptureInfo_v3 cuStreamGetCaptureInfo_v3_ptsz
                 cuStreamIsCapturing cuStreamIsCapturing_ptsz cuStreamUpdateCaptureDependencies
@@ -233,37 +238,40 @@ macro_rules! for_each_class {
                 cuInit
             }
             // Begins or ends what memory does not depend on.
+            lifetime held {
+                cuCtxAttach cuCtxDetach cuCtxFromGreenCtx cuCtxResetPersistingL2Cache cuCtxSetCacheConfig
+                cuCtxSetFlags cuCtxSetLimit cuCtxSetSharedMemConfig cuDevicePrimaryCtxSetFlags
+                cuDevicePrimaryCtxSetFlags_v2 cuEventCreate cuEventDestroy cuEventDestroy_v2
+                cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxStreamCreate cuLibraryUnload cuModuleUnload
+                cuStreamCreate cuStreamCreateWithPriority
+            }
+            // The same, and no checkpoint holds it back.
             lifetime pass {
                 cuCheckpointOperationComplete cuCheckpointProcessCheckpoint
                 cuCheckpointProcessGetRestoreThreadId cuCheckpointProcessGetState cuCheckpointProcessLock
-                cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCtxAttach cuCtxDetach
-                cuCtxFromGreenCtx cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetFlags cuCtxSetLimit cuCtxSetSharedMemConfig cuDevicePrimaryCtxSetFlags
-                cuDevicePrimaryCtxSetFlags_v2 cuEventCreate cuEventDestroy cuEventDestroy_v2
-                cuGetExportTable cuGreenCtxCreate cuGreenCtxDestroy
-                cuGreenCtxStreamCreate cuLibraryUnload cuModuleUnload cuStreamCreate
-                cuStreamCreateWithPriority
+                cuCheckpointProcessRestore cuCheckpointProcessUnlock cuGetExportTable
             }
             // What the program says about stream-ordered pools.
             pass own {
                 cuDeviceSetMemPool cuMemPoolSetAttribute cuMemSetMemPool
             }
             // Nothing to do with memory.
-            pass pass {
+            pass held {
                 cuCoredumpDeregisterCompleteCallback cuCoredumpDeregisterStartCallback
                 cuCoredumpRegisterCompleteCallback cuCoredumpRegisterStartCallback cuCoredumpSetAttribute
                 cuCoredumpSetAttributeGlobal cuCtxRecordEvent cuCtxWaitEvent cuDevResourceGenerateDesc
                 cuDevSmResourceSplit cuDevSmResourceSplitByCount cuDeviceRegisterAsyncNotification
-                cuDeviceSetGraphMemAttribute  cuDeviceUnregisterAsyncNotification
-                cuEventRecord cuEventRecordWithFlags cuEventRecordWithFlags_ptsz cuEventRecord_ptsz
-                cuFuncSetAttribute cuFuncSetBlockShape cuFuncSetCacheConfig cuFuncSetSharedMemConfig
-                cuFuncSetSharedSize cuGraphAddChildGraphNode cuGraphAddDependencies
-                cuGraphAddDependencies_v2 cuGraphAddEmptyNode cuGraphAddEventRecordNode
-                cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
-                cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode
-                cuGraphAddKernelNode_v2 cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate
-                cuGraphDestroyNode cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
-                cuGraphExecEventRecordNodeSetEvent
-                cuGraphExecEventWaitNodeSetEvent cuGraphExecExternalSemaphoresSignalNodeSetParams
+                cuDeviceSetGraphMemAttribute cuDeviceUnregisterAsyncNotification cuEventRecord
+                cuEventRecordWithFlags cuEventRecordWithFlags_ptsz cuEventRecord_ptsz cuFuncSetAttribute
+                cuFuncSetBlockShape cuFuncSetCacheConfig cuFuncSetSharedMemConfig cuFuncSetSharedSize
+                cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2
+                cuGraphAddEmptyNode cuGraphAddEventRecordNode cuGraphAddEventWaitNode
+                cuGraphAddExternalSemaphoresSignalNode cuGraphAddExternalSemaphoresWaitNode
+                cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2 cuGraphClone
+                cuGraphConditionalHandleCreate cuGraphCreate cuGraphDestroyNode
+                cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
+                cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
+                cuGraphExecExternalSemaphoresSignalNodeSetParams
                 cuGraphExecExternalSemaphoresWaitNodeSetParams cuGraphExecHostNodeSetParams
                 cuGraphExecKernelNodeSetParams cuGraphExecKernelNodeSetParams_v2
                 cuGraphExternalSemaphoresSignalNodeSetParams cuGraphExternalSemaphoresWaitNodeSetParams
@@ -273,16 +281,16 @@ macro_rules! for_each_class {
                 cuGraphRetainUserObject cuGreenCtxRecordEvent cuGreenCtxWaitEvent cuKernelSetAttribute
                 cuKernelSetCacheConfig cuLaunchHostFunc cuLaunchHostFunc_ptsz cuLaunchHostFunc_v2
                 cuLaunchHostFunc_v2_ptsz cuLinkAddData cuLinkAddData_v2 cuLinkAddFile cuLinkAddFile_v2
-                cuLinkComplete cuLogsRegisterCallback cuLogsUnregisterCallback
-                 cuParamSetSize cuParamSetTexRef cuParamSetf cuParamSeti
-                cuParamSetv cuStreamAddCallback cuStreamAddCallback_ptsz cuStreamCopyAttributes
-                cuStreamCopyAttributes_ptsz cuStreamSetAttribute cuStreamSetAttribute_ptsz
-                cuStreamWaitEvent cuStreamWaitEvent_ptsz cuSurfObjectCreate cuSurfObjectDestroy
-                cuSurfRefSetArray cuTensorMapSetAllocationClass cuTexObjectDestroy cuTexRefCreate
-                cuTexRefDestroy cuTexRefSetAddressMode cuTexRefSetArray cuTexRefSetBorderColor
-                cuTexRefSetFilterMode cuTexRefSetFlags cuTexRefSetFormat cuTexRefSetMaxAnisotropy
-                cuTexRefSetMipmapFilterMode cuTexRefSetMipmapLevelBias cuTexRefSetMipmapLevelClamp
-                cuTexRefSetMipmappedArray cuUserObjectCreate cuUserObjectRelease cuUserObjectRetain
+                cuLinkComplete cuLogsRegisterCallback cuLogsUnregisterCallback cuParamSetSize
+                cuParamSetTexRef cuParamSetf cuParamSeti cuParamSetv cuStreamAddCallback
+                cuStreamAddCallback_ptsz cuStreamCopyAttributes cuStreamCopyAttributes_ptsz
+                cuStreamSetAttribute cuStreamSetAttribute_ptsz cuStreamWaitEvent cuStreamWaitEvent_ptsz
+                cuSurfObjectCreate cuSurfObjectDestroy cuSurfRefSetArray cuTensorMapSetAllocationClass
+                cuTexObjectDestroy cuTexRefCreate cuTexRefDestroy cuTexRefSetAddressMode cuTexRefSetArray
+                cuTexRefSetBorderColor cuTexRefSetFilterMode cuTexRefSetFlags cuTexRefSetFormat
+                cuTexRefSetMaxAnisotropy cuTexRefSetMipmapFilterMode cuTexRefSetMipmapLevelBias
+                cuTexRefSetMipmapLevelClamp cuTexRefSetMipmappedArray cuUserObjectCreate
+                cuUserObjectRelease cuUserObjectRetain
             }
         }
     };
@@ -310,6 +318,8 @@ pub(crate) enum How {
     Gate,
     Sync,
     Own,
+    Held,
+    Bars,
     Pass,
 }
 
@@ -337,6 +347,8 @@ macro_rules! table {
     (@how gate) => { How::Gate };
     (@how sync) => { How::Sync };
     (@how own) => { How::Own };
+    (@how held) => { How::Held };
+    (@how bars) => { How::Bars };
     (@how pass) => { How::Pass };
 }
 for_each_class!(table);

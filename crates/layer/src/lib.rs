@@ -24,6 +24,7 @@ compile_error!(
 mod alive;
 mod barrier;
 mod bridge;
+mod checkpoint;
 mod classes;
 mod elf;
 mod fences;

@@ -50,7 +50,7 @@ macro_rules! gate {
             let result = match instead {
                 Some(result) => result,
                 // SAFETY: the program's own call, with its own arguments.
-                None => unsafe { crate::symbols::real::$name($($parameter),*) },
+                None => unsafe { crate::symbols::raw::$name($($parameter),*) },
             };
             let result = $then(result);
             crate::barrier::leave(passage);
@@ -82,6 +82,39 @@ macro_rules! own {
     };
 }
 
+/// A generated hook of what does not touch memory: it passes the gate of calls, so that it wakes a process that sleeps.
+macro_rules! held {
+    ($name:ident) => { Hook(crate::hooks::touch::$name as *const ()) };
+    ($name:ident ($($parameter:ident: $ty:ty),*)) => {
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the driver's own")]
+        pub(crate) unsafe extern "C-unwind" fn $name($($parameter: $ty),*) -> CUresult {
+            // SAFETY: the program's own call, with its own arguments.
+            unsafe { crate::symbols::real::$name($($parameter),*) }
+        }
+    };
+}
+
+/// The same for what a checkpoint of the driver does not go past afterwards.
+macro_rules! bars {
+    ($name:ident) => { Hook(crate::hooks::touch::$name as *const ()) };
+    ($name:ident ($($parameter:ident: $ty:ty),*)) => {
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the driver's own")]
+        pub(crate) unsafe extern "C-unwind" fn $name($($parameter: $ty),*) -> CUresult {
+            // SAFETY: the program's own call, with its own arguments.
+            let result = unsafe { crate::symbols::real::$name($($parameter),*) };
+            if result.is_success() {
+                crate::hooks::with_books(|running| {
+                    running.engine.bars_sleep(concat!("it has used ", stringify!($name)));
+                    Some(())
+                });
+            }
+            result
+        }
+    };
+}
+
 /// No hook.
 macro_rules! pass {
     ($name:ident) => {
@@ -94,7 +127,7 @@ for_each_class!(make_dispatch);
     clippy::single_component_path_imports,
     reason = "it is how a macro gets a path"
 )]
-pub(crate) use {gate, hook_item, own, pass, sync};
+pub(crate) use {bars, gate, held, hook_item, own, pass, sync};
 
 macro_rules! tables {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {
@@ -118,8 +151,27 @@ macro_rules! tables {
         /// Our functions.
         pub(crate) static HOOKS: &[Hook] = &[$(hook_address!($name)),*];
 
-        /// The real functions, called by name. Missing ones answer with an error of that call.
+        /// The real functions, called by name, inside the gate of calls: what hooks call.
         pub(crate) mod real {
+            use super::*;
+            $(
+                /// # Safety
+                /// As the driver's function.
+                #[inline(always)]
+                #[allow(dead_code, clippy::too_many_arguments, reason = "made for every function of the driver")]
+                pub(crate) unsafe fn $name($($parameter: $ty),*) -> CUresult {
+                    let inside = crate::barrier::call();
+                    // SAFETY: this function's contract.
+                    let result = unsafe { raw::$name($($parameter),*) };
+                    crate::barrier::called(inside);
+                    result
+                }
+            )*
+        }
+
+        /// The same past that gate: for who is inside the other one, and for the calls that a checkpoint does not hold back.
+        /// Missing ones answer with an error of that call.
+        pub(crate) mod raw {
             use super::*;
             $(
                 /// # Safety

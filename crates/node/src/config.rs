@@ -41,6 +41,10 @@ pub struct Config {
     pub log: Option<Level>,
     /// What a process without `ebb run` gets.
     pub task: TaskSpec,
+    /// How long after a release for idleness a task is hibernated unasked; `None`: never.
+    pub hibernate_after: Option<Duration>,
+    /// The program that is the helper for the driver's checkpoint: `ebb` itself.
+    pub helper: PathBuf,
     /// Bytes of each card that are promised to nobody; `None`: measured.
     pub reserve: Option<Bytes>,
     /// The host arena.
@@ -345,6 +349,8 @@ impl Config {
             nvml: nvml_path(raw.nvml.as_deref().unwrap_or("libnvidia-ml.so.1")),
             idle_exit,
             log,
+            hibernate_after: raw.task.hibernate_after.as_ref().and_then(|t| t.0),
+            helper: PathBuf::from("/proc/self/exe"),
             task: raw.task.resolve()?,
             reserve: raw.device.reserve.map(|s| s.0),
             arena: raw.arena.resolve()?,
@@ -413,6 +419,7 @@ struct RawTask {
     limit: Option<Size>,
     priority: Option<Priority>,
     idle_release: Option<Maybe>,
+    hibernate_after: Option<Maybe>,
 }
 
 impl RawTask {

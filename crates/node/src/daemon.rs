@@ -156,7 +156,7 @@ impl Daemon {
         };
         let socket_dir = config.socket_dir.clone();
         let handle = Handle {
-            answers,
+            answers: answers.clone(),
             wakeups: Arc::new(AtomicU64::new(0)),
         };
         let parts = Parts {
@@ -164,6 +164,7 @@ impl Daemon {
             config_path: config_path.map(Path::to_path_buf),
             place,
             waker,
+            answers,
             from_workers,
             signals,
             arena,

@@ -14,6 +14,7 @@
 
 mod arena;
 mod budget;
+pub mod checkpoint;
 mod config;
 mod daemon;
 mod disk;

@@ -49,6 +49,12 @@ pub(crate) fn name(pid: u32) -> String {
         .unwrap_or_default()
 }
 
+/// The group of its files: what it would make new ones as.
+pub(crate) fn group(pid: u32) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    Some(std::fs::metadata(format!("/proc/{pid}")).ok()?.gid())
+}
+
 /// The number of a process in the pid namespace of another one; `None` if it has none there, or that cannot be seen.
 pub(crate) fn pid_as_seen_by(caller: u32, pid: u32) -> Option<u32> {
     let numbers = |pid: u32| {

@@ -31,6 +31,9 @@ pub(crate) struct SavedTask {
     pub name: String,
     pub spec: TaskSpec,
     pub paused: bool,
+    /// How long after a release for idleness it is hibernated unasked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hibernate_after: Option<std::time::Duration>,
     pub processes: Vec<SavedProcess>,
 }
 
@@ -148,6 +151,7 @@ mod tests {
             name: "n".into(),
             spec: TaskSpec::default(),
             paused: true,
+            hibernate_after: Some(std::time::Duration::from_secs(3)),
             processes: vec![SavedProcess {
                 pid,
                 start,

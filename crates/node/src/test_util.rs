@@ -187,6 +187,7 @@ impl TestDaemon {
             limit,
             priority: Priority::Normal,
             idle_release_ms: Some(0),
+            hibernate_after_ms: None,
         };
         match self.ask(&Request::CreateTask(new)) {
             Answer::Ok(Payload::Task { token, .. }) => parse_token(&token),

@@ -54,6 +54,11 @@ pub(crate) enum FromWorker {
         sequence: u64,
         result: Result<(), String>,
     },
+    /// A line of a helper for the driver's checkpoint, or its end.
+    Helper {
+        helper: u64,
+        line: Option<crate::checkpoint::Line>,
+    },
     /// Somebody wants the daemon to end.
     Stop,
 }

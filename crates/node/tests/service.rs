@@ -57,6 +57,7 @@ fn new_task(request: Bytes, limit: Option<Bytes>) -> Request {
         limit,
         priority: Priority::Normal,
         idle_release_ms: None,
+        hibernate_after_ms: None,
     })
 }
 

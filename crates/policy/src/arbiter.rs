@@ -149,6 +149,15 @@ impl Arbiter {
                 self.give_back(client, bytes, out);
             }
             Event::Inherited { client, from, bytes } => self.inherited(client, from, bytes, out),
+            Event::BecameOverhead { client, bytes } => {
+                if self.known(client, out) {
+                    self.edit(client, |c| {
+                        let real = bytes.min(c.lease);
+                        c.give_back(real);
+                        c.overhead = c.overhead.saturating_add(real);
+                    });
+                }
+            }
             Event::Usage { client, usage } => self.usage(client, usage, out),
             Event::Touched { client } => self.touched(client, out),
             Event::ReclaimProgress { client, order, bytes } => self.progress(client, order, bytes, out),

@@ -193,6 +193,14 @@ pub enum Event {
         /// How much: lease that nobody granted.
         bytes: Bytes,
     },
+    /// Lease that was granted for it the driver has taken for itself: the process is back from a checkpoint. One step, so that nobody
+    /// else gets the bytes in between.
+    BecameOverhead {
+        /// Who.
+        client: ClientId,
+        /// How much of its lease is its overhead from now on.
+        bytes: Bytes,
+    },
     /// What a client has at present.
     Usage {
         /// Who.

@@ -99,6 +99,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (client(), client(), any::<bool>(), bytes()).prop_map(|(client, other, known, bytes)| {
             Event::Inherited { client, from: (known && other != client).then_some(other), bytes }
         }),
+        1 => (client(), bytes()).prop_map(|(client, bytes)| Event::BecameOverhead { client, bytes }),
         3 => (client(), usage()).prop_map(|(client, usage)| Event::Usage { client, usage }),
         5 => client().prop_map(|client| Event::Touched { client }),
         8 => (client(), order(), bytes())

@@ -33,7 +33,14 @@ pub enum Request {
         /// How long to wait for running work, in ms, before answering "busy".
         wait_ms: Option<u64>,
     },
-    /// Let a paused task run again.
+    /// Take all of a task off the cards, contexts included, by the driver's own checkpoint. It comes back when it touches the GPU.
+    Hibernate {
+        /// Which.
+        task: String,
+        /// How long to wait for running work, in ms, before answering "busy".
+        wait_ms: Option<u64>,
+    },
+    /// Let a paused task run again; bring a hibernated one back.
     Resume {
         /// Which.
         task: String,
@@ -71,6 +78,9 @@ pub struct NewTask {
     pub priority: Priority,
     /// Idle time after which memory is released unasked, in ms; `None`: the daemon's default; 0: never.
     pub idle_release_ms: Option<u64>,
+    /// Time after a release for idleness after which the task is hibernated unasked, in ms; `None`: the daemon's default; 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hibernate_after_ms: Option<u64>,
 }
 
 /// An answer.
@@ -224,7 +234,8 @@ pub struct ProcessRow {
     pub program: String,
     /// The card; `None` before the program made a context.
     pub device: Option<DeviceUuid>,
-    /// `active`, `idle`, `waiting`, `restoring`, `evicting`, `released`, `paused`, `attached`, `not_connected`.
+    /// `active`, `idle`, `waiting`, `restoring`, `evicting`, `released`, `paused`, `hibernating`, `hibernated`, `waking`, `attached`,
+    /// `not_connected`.
     pub state: String,
     /// Why it is in that state, if there is something to say.
     pub why: String,

@@ -336,6 +336,16 @@ pub mod feature {
     pub const SHARE: u64 = 1;
 }
 
+/// How a process stands to a checkpoint by the driver.
+pub mod sleep {
+    /// Nothing of it is in the way; after an order that is not only a question: it makes no driver call any more.
+    pub const READY: u32 = 0;
+    /// The driver does not checkpoint such a process: the text says why, a reason a line.
+    pub const CANNOT: u32 = 1;
+    /// Not at this moment: it uses the GPU, or a call of the driver has not returned.
+    pub const BUSY: u32 = 2;
+}
+
 /// What came of opening shared memory.
 pub mod share {
     /// Its next chunks are beside the message.
@@ -531,6 +541,20 @@ messages! {
         }
         /// The memory of this hold is closed.
         24 ShareClose { /** The hold. */ hold: u64 }
+        /// Answer to [`ToLayer::Sleep`].
+        30 SleepAnswer {
+            /// The order.
+            order: u64,
+            /// One of [`sleep`].
+            outcome: u32,
+            /// UTF-8 text: what is in the way, a reason a line.
+            text: Vec<u8>,
+        }
+        /// A thread of the program waits for the driver: the process should be brought back.
+        31 WakeMe { /** The order that it sleeps by. */ order: u64 }
+        /// The process has been ready for a checkpoint since this order, and does not know what became of it. Comes before every `Attach`
+        /// of a new connection.
+        32 Sleeping { /** The order. */ order: u64 }
         /// Answer to [`ToLayer::ArenaPart`]: segments with bytes in them that this process has let go of (nothing of it maps or
         /// registers them) and that keep what is in them. None: nothing can be let go of now.
         50 ArenaParted { /** Ids. */ segments: Vec<u64> }
@@ -673,6 +697,20 @@ messages! {
             /// Sizes of these chunks.
             chunks: Vec<Bytes>,
         }
+        /// Get ready for a checkpoint by the driver: all that can leave the card has left it; make no call of the driver, and let the program
+        /// make none, until [`ToLayer::Awake`].
+        30 Sleep {
+            /// Number of the order.
+            order: u64,
+            /// Only say what is in the way.
+            ask: bool,
+            /// Threads that wait for their memory are no reason against it: the task is paused.
+            patient: bool,
+            /// How long to wait for calls that are under way, in ms.
+            wait_ms: u64,
+        }
+        /// The driver lets calls in again (or never kept them out).
+        31 Awake { /** The order. */ order: u64 }
         /// Answer to `ShareName`: from here on handles with this name can be opened.
         25 ShareNamed { /** The name. */ name: [u8; 16] }
         /// The process that had this memory is gone, or has handed it on. It is counted to this one from now on.
@@ -742,6 +780,18 @@ mod tests {
                 .prop_map(|(name, lent)| ToDaemon::ShareName { name, lent }),
             (prop::collection::vec(held(), 0..9), any::<bool>())
                 .prop_map(|(holds, all)| ToDaemon::ShareHeld { holds, all }),
+            (
+                any::<u64>(),
+                any::<u32>(),
+                prop::collection::vec(any::<u8>(), 0..400)
+            )
+                .prop_map(|(order, outcome, text)| ToDaemon::SleepAnswer {
+                    order,
+                    outcome,
+                    text
+                }),
+            any::<u64>().prop_map(|order| ToDaemon::WakeMe { order }),
+            any::<u64>().prop_map(|order| ToDaemon::Sleeping { order }),
             (any::<u64>(), any::<[u8; 32]>(), any::<u32>()).prop_map(|(hold, half, from)| {
                 let mut handle = [0; share::HANDLE];
                 handle[16..48].copy_from_slice(&half);
@@ -786,7 +836,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic_or_allocate_much(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u16..30) {
+        fn arbitrary_bytes_never_panic_or_allocate_much(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u16..42) {
             let _ = ToDaemon::decode(&bytes);
             if bytes.len() >= HEADER {
                 let length = u32::try_from(bytes.len() - HEADER).unwrap();

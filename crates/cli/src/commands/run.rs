@@ -146,6 +146,7 @@ fn create_task(client: &mut Client, args: &RunArgs) -> Result<(TaskId, String)> 
         limit: args.limit,
         priority: args.priority,
         idle_release_ms: args.idle_release.map(IdleRelease::to_wire_ms),
+        hibernate_after_ms: args.hibernate_after.map(IdleRelease::to_wire_ms),
     };
     match client.ask(&Request::CreateTask(task))? {
         Payload::Task { task, token } => Ok((task, token)),

@@ -1,4 +1,4 @@
-//! `ebb pause`, `ebb resume`, `ebb limit`: one question, one answer.
+//! `ebb pause`, `ebb hibernate`, `ebb resume`, `ebb limit`: one question, one answer.
 
 use std::io::Write;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use ebb_protocol::control::{Payload, Request};
 use indicatif::ProgressBar;
 
-use crate::args::{Global, LimitArgs, PauseArgs, TaskArgs};
+use crate::args::{Global, HibernateArgs, LimitArgs, PauseArgs, TasksArgs};
 use crate::client::{Client, unexpected};
 use crate::error::{CliError, Result};
 use crate::table::harmless;
@@ -26,15 +26,35 @@ pub(crate) fn pause(global: &Global, args: &PauseArgs) -> Result<()> {
     )
 }
 
+/// `ebb hibernate`.
+pub(crate) fn hibernate(global: &Global, args: &HibernateArgs) -> Result<()> {
+    let wait_ms = args
+        .wait
+        .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+    each(&args.tasks, |task| {
+        let task = task.clone();
+        done(global, &Request::Hibernate { task, wait_ms }, args.json)
+    })
+}
+
 /// `ebb resume`.
-pub(crate) fn resume(global: &Global, args: &TaskArgs) -> Result<()> {
-    done(
-        global,
-        &Request::Resume {
-            task: args.task.clone(),
-        },
-        args.json,
-    )
+pub(crate) fn resume(global: &Global, args: &TasksArgs) -> Result<()> {
+    each(&args.tasks, |task| {
+        done(global, &Request::Resume { task: task.clone() }, args.json)
+    })
+}
+
+/// The same with each task. What fails for one is said, and the others have their turn.
+fn each(tasks: &[String], mut with: impl FnMut(&String) -> Result<()>) -> Result<()> {
+    let mut failed = None;
+    for task in tasks {
+        if let Err(error) = with(task)
+            && let Some(earlier) = failed.replace(error)
+        {
+            crate::usage::say(&earlier);
+        }
+    }
+    failed.map_or(Ok(()), Err)
 }
 
 /// `ebb limit`.
@@ -64,6 +84,8 @@ pub(crate) fn limit(global: &Global, args: &LimitArgs) -> Result<()> {
 fn spinner(request: &Request) -> ProgressBar {
     let what = match request {
         Request::Pause { task, .. } => format!("pausing {}: waiting for its work on the GPU", harmless(task)),
+        Request::Hibernate { task, .. } => format!("hibernating {}", harmless(task)),
+        Request::Resume { task } => format!("bringing {} back", harmless(task)),
         Request::Limit { task, .. } => format!("changing {}", harmless(task)),
         _ => return ProgressBar::hidden(),
     };

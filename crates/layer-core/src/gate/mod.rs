@@ -75,9 +75,12 @@ pub enum Knock {
 }
 
 /// The gate of a process. Never freed: threads keep pointers into it.
+///
+/// `KIND` says which of a thread's words finds its place at it: 0 for calls that may use memory, 1 for the others
+/// ([`CallGate`]). A thread passes one of each kind without looking for its place.
 #[derive(Default)]
 #[repr(align(128))]
-pub struct Gate {
+pub struct Gate<const KIND: usize = 0> {
     flags: AtomicU32,
     /// The closed devices. Changed under `state`.
     closed: AtomicU64,
@@ -87,7 +90,11 @@ pub struct Gate {
     owner: Mutex<Option<Arc<dyn GateOwner>>>,
 }
 
-impl std::fmt::Debug for Gate {
+/// The gate of all other calls of the driver: closed only while the driver itself may hold calls back, which it does for the whole
+/// process, so that it is closed for every device or for none. See [`crate::sleep`].
+pub type CallGate = Gate<1>;
+
+impl<const KIND: usize> std::fmt::Debug for Gate<KIND> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gate")
             .field("flags", &self.flags)
@@ -127,7 +134,7 @@ impl State {
     }
 }
 
-impl Gate {
+impl<const KIND: usize> Gate<KIND> {
     /// An open gate.
     #[must_use]
     pub const fn new() -> Self {
@@ -179,7 +186,7 @@ impl Gate {
     #[inline(always)]
     #[must_use]
     pub fn knock(&'static self) -> Knock {
-        let Some(slot) = tls::head() else {
+        let Some(slot) = tls::head::<KIND>() else {
             return Knock::Ask(false);
         };
         if slot.gate.load(Ordering::Relaxed) != self.id() {
@@ -199,7 +206,7 @@ impl Gate {
     /// Goes out. Without an `enter` before it does nothing.
     #[inline(always)]
     pub fn leave(&'static self) {
-        match tls::head() {
+        match tls::head::<KIND>() {
             Some(slot) if slot.gate.load(Ordering::Relaxed) == self.id() => go_out(slot),
             _ => self.leave_other(),
         }
@@ -208,7 +215,8 @@ impl Gate {
     /// Whether the calling thread is inside.
     #[must_use]
     pub fn is_inside(&'static self) -> bool {
-        Slot::find(tls::head(), self.id()).is_some_and(|slot| slot.word.load(Ordering::Relaxed) & DEPTH > 0)
+        Slot::find(tls::head::<KIND>(), self.id())
+            .is_some_and(|slot| slot.word.load(Ordering::Relaxed) & DEPTH > 0)
     }
 
     #[inline(always)]
@@ -218,12 +226,12 @@ impl Gate {
 
     /// The calling thread's slot, taken if it has none.
     fn slot(&'static self) -> &'static Slot {
-        if let Some(slot) = Slot::find(tls::head(), self.id()) {
+        if let Some(slot) = Slot::find(tls::head::<KIND>(), self.id()) {
             return slot;
         }
         let slot = self.slots.take(self.id());
-        slot.link(tls::head());
-        tls::set_head(Some(slot));
+        slot.link(tls::head::<KIND>());
+        tls::set_head::<KIND>(Some(slot));
         tls::on_thread_exit();
         slot
     }
@@ -287,7 +295,7 @@ impl Gate {
 
     #[cold]
     fn leave_other(&'static self) {
-        if let Some(slot) = Slot::find(tls::head(), self.id()) {
+        if let Some(slot) = Slot::find(tls::head::<KIND>(), self.id()) {
             go_out(slot);
         }
     }

@@ -1,14 +1,17 @@
-//! The thread's own word: where its gate slot is.
+//! The thread's own words: where its slots are, one word for each kind of gate ([`super::Gate`]).
 //!
-//! A word in initial-exec thread-local storage, read with two instructions. `thread_local!` costs about 2 ns more in a
+//! Words in initial-exec thread-local storage, read with two instructions. `thread_local!` costs about 2 ns more in a
 //! shared library, because it calls `__tls_get_addr`; other architectures than the two below use it all the same.
-//! The word is hidden: it joins whatever library or test links this crate, and nobody outside sees it.
+//! They are hidden: they join whatever library or test links this crate, and nobody outside sees it.
 
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
 
 use super::slots::Slot;
+
+/// How many kinds of gate there are.
+const KINDS: usize = 2;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod word {
@@ -20,10 +23,10 @@ mod word {
         ".globl ebb_gate_word",
         ".hidden ebb_gate_word",
         ".type ebb_gate_word, @object",
-        ".size ebb_gate_word, 8",
+        ".size ebb_gate_word, 16",
         ".p2align 3",
         "ebb_gate_word:",
-        ".zero 8",
+        ".zero 16",
         ".text",
     );
 
@@ -33,14 +36,14 @@ mod word {
         ".globl ebb_gate_word",
         ".hidden ebb_gate_word",
         ".type ebb_gate_word, %object",
-        ".size ebb_gate_word, 8",
+        ".size ebb_gate_word, 16",
         ".p2align 3",
         "ebb_gate_word:",
-        ".zero 8",
+        ".zero 16",
         ".text",
     );
 
-    /// The address of the calling thread's word.
+    /// The address of the calling thread's first word; the second lies behind it.
     #[inline(always)]
     fn address() -> *mut *const Slot {
         let address: *mut *const Slot;
@@ -73,15 +76,17 @@ mod word {
     }
 
     #[inline(always)]
-    pub(super) fn get() -> *const Slot {
-        // SAFETY: the address of an aligned, zero-initialised word that lives as long as the thread and that only
+    pub(super) fn get<const KIND: usize>() -> *const Slot {
+        const { assert!(KIND < super::KINDS) };
+        // SAFETY: the address of one of two aligned, zero-initialised words that live as long as the thread and that only
         // this thread, through this module, reads or writes.
-        unsafe { address().read() }
+        unsafe { address().add(KIND).read() }
     }
 
-    pub(super) fn set(slot: *const Slot) {
-        // SAFETY: as in `get`; no reference to the word exists.
-        unsafe { address().write(slot) }
+    pub(super) fn set<const KIND: usize>(slot: *const Slot) {
+        const { assert!(KIND < super::KINDS) };
+        // SAFETY: as in `get`; no reference to the words exists.
+        unsafe { address().add(KIND).write(slot) }
     }
 }
 
@@ -91,29 +96,29 @@ mod word {
     use std::cell::Cell;
 
     thread_local! {
-        static WORD: Cell<*const Slot> = const { Cell::new(core::ptr::null()) };
+        static WORDS: [Cell<*const Slot>; super::KINDS] = const { [const { Cell::new(core::ptr::null()) }; super::KINDS] };
     }
 
     #[inline(always)]
-    pub(super) fn get() -> *const Slot {
-        WORD.with(Cell::get)
+    pub(super) fn get<const KIND: usize>() -> *const Slot {
+        WORDS.with(|words| words[KIND].get())
     }
 
-    pub(super) fn set(slot: *const Slot) {
-        WORD.with(|word| word.set(slot));
+    pub(super) fn set<const KIND: usize>(slot: *const Slot) {
+        WORDS.with(|words| words[KIND].set(slot));
     }
 }
 
-/// The slot that the calling thread used last.
+/// The slot that the calling thread took last at a gate of that kind.
 #[inline(always)]
-pub(super) fn head() -> Option<&'static Slot> {
+pub(super) fn head<const KIND: usize>() -> Option<&'static Slot> {
     // SAFETY: the word is null or was written by `set_head`, which takes a reference that lives for ever.
-    unsafe { word::get().as_ref() }
+    unsafe { word::get::<KIND>().as_ref() }
 }
 
 /// Makes a slot the one that [`head`] answers.
-pub(super) fn set_head(slot: Option<&'static Slot>) {
-    word::set(slot.map_or(core::ptr::null(), core::ptr::from_ref));
+pub(super) fn set_head<const KIND: usize>(slot: Option<&'static Slot>) {
+    word::set::<KIND>(slot.map_or(core::ptr::null(), core::ptr::from_ref));
 }
 
 /// Sees to it that the thread's slots are given back when it ends, however it ends.
@@ -124,8 +129,10 @@ pub(super) fn on_thread_exit() {
     static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
 
     unsafe extern "C" fn ended(_: *mut libc::c_void) {
-        Slot::release_all(head());
-        set_head(None);
+        Slot::release_all(head::<0>());
+        set_head::<0>(None);
+        Slot::release_all(head::<1>());
+        set_head::<1>(None);
     }
 
     let key = KEY.get_or_init(|| {

@@ -1,6 +1,7 @@
 //! What the daemon says.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::{HEADER, MAX_PACKET, ToLayer, feature, outcome};
@@ -11,6 +12,7 @@ use crate::device::{Device, Mode, Order};
 use crate::fd::OurFd;
 use crate::report;
 use crate::share::{self, Opening};
+use crate::sleep;
 
 fn by_slot(core: &Core, slot: u32) -> Option<Arc<Device>> {
     core.devices()
@@ -147,6 +149,13 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
                 share::incoming::inherit(core, &device, hold, bytes.get());
             }
         }
+        ToLayer::Sleep {
+            order,
+            ask,
+            patient,
+            wait_ms,
+        } => sleep::ordered(core, order, ask, patient, Duration::from_millis(wait_ms)),
+        ToLayer::Awake { order } => sleep::awake(core, order),
         ToLayer::Query { query } => {
             // Room for the number, the length and the header.
             let text = report::json(core, MAX_PACKET - HEADER - 16);

@@ -19,6 +19,7 @@ use super::{Link, Status, incoming};
 use crate::core::Core;
 use crate::device::Mode;
 use crate::fd::OurFd;
+use crate::sleep;
 
 /// Between attempts to connect.
 const RETRY: Duration = Duration::from_secs(1);
@@ -105,7 +106,7 @@ fn open(path: &Path) -> Result<OurFd, Errno> {
 }
 
 /// Nobody decides about room but the driver now.
-fn leave(core: &Core) {
+fn leave(core: &Arc<Core>) {
     let link = &core.link;
     link.epoch.store(0, Ordering::Release);
     {
@@ -116,6 +117,7 @@ fn leave(core: &Core) {
     }
     core.share.unmet();
     core.arena.alone();
+    sleep::left(core);
     for device in core.devices() {
         let mut state = device.lock();
         if state.mode == Mode::Alone {
@@ -279,6 +281,7 @@ impl<'a> Connection<'a> {
                     link.send_with(message, fds);
                 }
                 link.epoch.store(self.epoch, Ordering::Release);
+                sleep::met(self.core);
                 for device in self.core.devices() {
                     link.attach(self.core, &device);
                 }

@@ -68,6 +68,10 @@ fn next(core: &Core, device: &Device) -> Job {
         if state.stop {
             return Job::End;
         }
+        if core.sleep.holds() {
+            state = device.wait(state);
+            continue;
+        }
         if let Some(order) = state.orders.pop_front() {
             state.current = Some((order.id, false));
             return Job::Order(order);

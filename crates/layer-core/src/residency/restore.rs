@@ -45,11 +45,10 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
     let mut todo: VecDeque<Chunk> = VecDeque::new();
     let (mut copied, mut from, mut until) = (0, None, None);
     let mut failed = false;
-    device.lock().phase = Phase::Waiting;
     loop {
         let (interrupted, seen) = {
             let state = device.lock();
-            let interrupted = state.stop || state.dead || !state.orders.is_empty();
+            let interrupted = state.stop || state.dead || !state.orders.is_empty() || core.sleep.holds();
             (interrupted, state.version)
         };
         if !interrupted && !failed && under_way.len() < DEPTH {
@@ -118,8 +117,12 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
             drop(device.wait(state));
         }
     }
-    // An order comes first, or the device goes: the next round goes on from here.
+    // An order comes first, the device goes, or the process is to sleep: the next round goes on from here.
     let mut state = device.lock();
+    if core.sleep.holds() {
+        // The daemon asks by itself for what a process that sleeps needs.
+        state.cancel_restore_asks(core);
+    }
     // An order overtakes the wish; so does a failure that nobody waits behind.
     state.bring_back = false;
     if state.pool.books.evicted > 0 {

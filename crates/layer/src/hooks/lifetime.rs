@@ -9,7 +9,7 @@ use ebb_abi::*;
 use crate::bridge::Running;
 use crate::hooks::{capture, nvml, with};
 use crate::library::CUDA;
-use crate::symbols::real;
+use crate::symbols::{raw, real};
 use crate::{barrier, bridge};
 
 /// Registers this process for the barrier that closes the gate, before the driver makes threads. The kernel does it at once in a process of
@@ -29,7 +29,7 @@ fn register_early() {
 pub(crate) unsafe extern "C-unwind" fn cuInit(Flags: u32) -> CUresult {
     register_early();
     // SAFETY: the program's own call.
-    let result = unsafe { real::cuInit(Flags) };
+    let result = unsafe { raw::cuInit(Flags) };
     if result.is_success() {
         barrier::run(bridge::start);
     }
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C-unwind" fn cuGetProcAddress(
     flags: u64,
 ) -> CUresult {
     // SAFETY: the program's own call.
-    let result = unsafe { real::cuGetProcAddress(symbol, pfn, cudaVersion, flags) };
+    let result = unsafe { raw::cuGetProcAddress(symbol, pfn, cudaVersion, flags) };
     if result.is_success() {
         // SAFETY: the driver accepted the same pointers.
         unsafe { route(symbol, pfn, cudaVersion, flags) };
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C-unwind" fn cuGetProcAddress_v2(
     symbolStatus: *mut CUdriverProcAddressQueryResult,
 ) -> CUresult {
     // SAFETY: the program's own call.
-    let result = unsafe { real::cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, symbolStatus) };
+    let result = unsafe { raw::cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, symbolStatus) };
     if result.is_success() {
         // SAFETY: the driver accepted the same pointers.
         unsafe { route(symbol, pfn, cudaVersion, flags) };

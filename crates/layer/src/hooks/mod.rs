@@ -40,7 +40,17 @@ use crate::barrier;
 use crate::bridge::{self, Running};
 
 /// Runs our own code with the engine, if there is one. `None` if there is none, if it has nothing to say, or if it panicked.
+/// The code may make calls of the driver: it runs inside their gate.
 pub(crate) fn with<T>(code: impl FnOnce(&'static Running) -> Option<T>) -> Option<T> {
+    let running = bridge::running()?;
+    let inside = barrier::call();
+    let result = barrier::run(|| code(running)).flatten();
+    barrier::called(inside);
+    result
+}
+
+/// The same for code that makes none: it answers while the process sleeps, and does not wake it.
+pub(crate) fn with_books<T>(code: impl FnOnce(&'static Running) -> Option<T>) -> Option<T> {
     let running = bridge::running()?;
     barrier::run(|| code(running)).flatten()
 }

@@ -288,7 +288,11 @@ impl Driver {
                         .min(MAX_PAUSE_WAIT),
                 )
             }),
-            Request::Resume { task } => self.with_task(id, &task, Self::resume),
+            Request::Hibernate { task, wait_ms } => self.with_task(id, &task, |this, task| {
+                let wait = wait_ms.map(|ms| Duration::from_millis(ms).min(MAX_PAUSE_WAIT));
+                this.hibernate(Some(id), task, wait)
+            }),
+            Request::Resume { task } => self.with_task(id, &task, |this, task| this.resume(id, task)),
             Request::Limit {
                 task,
                 limit,
@@ -411,6 +415,7 @@ impl Driver {
         for wait in self.pauses.iter_mut().filter(|wait| wait.task == task) {
             wait.done = Some(left);
         }
+        self.evicted_to_sleep(task);
     }
 
     /// Answers the pauses that are complete. Apart from [`Self::pause_done`], which runs amid the arbiter's actions.
@@ -436,6 +441,7 @@ impl Driver {
         for wait in self.pauses.iter_mut().filter(|wait| wait.task == task) {
             wait.blocked = Some((client, outcome));
         }
+        self.evicting_blocked(task, outcome);
     }
 
     /// A pause that did not work in time is taken back: the caller is told that nothing was changed.
@@ -495,7 +501,7 @@ impl Driver {
         }
     }
 
-    fn resume(&mut self, task: TaskId) -> Reply {
+    fn resume(&mut self, control: ControlId, task: TaskId) -> Reply {
         let was = self
             .tasks
             .get_mut(&task)
@@ -507,6 +513,9 @@ impl Driver {
                 wait.control,
                 &failure(format!("{task} was resumed meanwhile"), ""),
             );
+        }
+        if self.resume_asleep(control, task) {
+            return Reply::Later;
         }
         self.feed(Event::Resume { task });
         self.settle();
@@ -713,6 +722,7 @@ impl Driver {
         // What it waited for is nobody's business any more. A pause stays.
         self.pauses.retain(|wait| wait.control != id);
         self.queries.retain(|_, wait| wait.control != id);
+        self.forget_sleep_waiter(id);
         self.unsaved.retain(|(_, control, _)| *control != id);
     }
 

@@ -10,6 +10,7 @@ mod disk;
 mod estates;
 mod ipc;
 mod peers;
+mod sleep;
 mod strangers;
 mod tasks;
 mod timers;
@@ -36,7 +37,7 @@ use crate::eventlog::{EventLog, Record};
 use crate::place::Place;
 use crate::say;
 use crate::statefile::StateFile;
-use crate::worker::{FromWorker, Waker, Worker};
+use crate::worker::{Answers, FromWorker, Waker, Worker};
 use cards::Device;
 use conns::LayerConn;
 use control::ControlConn;
@@ -105,6 +106,7 @@ pub(crate) struct Driver {
     epoll: OwnedFd,
     place: Place,
     waker: Waker,
+    answers: Answers,
     from_workers: Receiver<FromWorker>,
     signals: Option<OwnedFd>,
     /// Closed for a moment to tell a peer that there is no descriptor left for it.
@@ -145,6 +147,7 @@ pub(crate) struct Driver {
     conns: BTreeMap<ConnId, LayerConn>,
     peers: BTreeMap<PeerId, Peer>,
     shares: ipc::Shares,
+    sleeps: sleep::Sleeps,
     clients: BTreeMap<ClientId, (PeerId, DeviceId)>,
     controls: BTreeMap<ControlId, ControlConn>,
     pauses: Vec<control::PauseWait>,
@@ -167,6 +170,7 @@ pub(crate) struct Parts {
     pub config_path: Option<std::path::PathBuf>,
     pub place: Place,
     pub waker: Waker,
+    pub answers: Answers,
     pub from_workers: Receiver<FromWorker>,
     pub signals: Option<OwnedFd>,
     pub arena: Arena,
@@ -192,6 +196,7 @@ impl Driver {
             config_path: parts.config_path,
             place: parts.place,
             waker: parts.waker,
+            answers: parts.answers,
             from_workers: parts.from_workers,
             signals: parts.signals,
             spare: File::open("/dev/null").ok(),
@@ -225,6 +230,7 @@ impl Driver {
             conns: BTreeMap::new(),
             peers: BTreeMap::new(),
             shares: ipc::Shares::default(),
+            sleeps: sleep::Sleeps::default(),
             clients: BTreeMap::new(),
             controls: BTreeMap::new(),
             pauses: Vec::new(),
@@ -362,6 +368,8 @@ impl Driver {
                 self.save_state();
             }
             self.answer_pauses();
+            self.go_on_sleeping();
+            self.watch_idle_tasks();
             if self.unblocked.is_empty() {
                 break;
             }
@@ -462,6 +470,9 @@ impl Driver {
             known.asks.remove(&ask);
         }
         self.mark(peer);
+        if self.room_granted(peer, device, ask, bytes, complete) {
+            return;
+        }
         self.send(
             peer,
             &ToLayer::Grant {
@@ -479,6 +490,9 @@ impl Driver {
         };
         if let Some(known) = self.client_mut(peer, device) {
             known.asks.remove(&ask);
+        }
+        if self.room_denied(peer, device, ask) {
+            return;
         }
         if last {
             self.totals.denials += 1;
@@ -526,7 +540,7 @@ impl Driver {
                 return self.feed(failed(Outcome::NothingLeft));
             }
         }
-        if !self.is_connected(peer) {
+        if !self.is_connected(peer) || self.is_down(peer) {
             return self.feed(failed(Outcome::Failed));
         }
         if let Some(known) = self.client_mut(peer, device) {
@@ -575,6 +589,7 @@ impl Driver {
                     }
                     (self.log_trouble, self.log_lost) = (trouble, lost);
                 }
+                FromWorker::Helper { helper, line } => self.helper_said(helper, line),
                 FromWorker::State { sequence, result } => self.state_saved(sequence, result),
                 FromWorker::Stop => self.stop = true,
             }
@@ -626,6 +641,7 @@ impl Driver {
             }
         }
         self.config.task = new.task;
+        self.config.hibernate_after = new.hibernate_after;
         self.config.idle_exit = new.idle_exit;
         self.config.reserve = new.reserve;
         self.config.arena.budget = new.arena.budget;

@@ -52,7 +52,19 @@ pub(super) struct Client {
 
 impl Client {
     /// What the arbiter should know.
-    pub(super) fn usage_event(&self) -> Event {
+    /// `down`: the driver has it in host memory, and all that may be on the card is what NVML still sees.
+    pub(super) fn usage_event(&self, down: bool) -> Event {
+        if down {
+            let (evicted, overhead) = (self.usage.evicted, self.extra);
+            return Event::Usage {
+                client: self.id,
+                usage: Usage {
+                    evicted,
+                    overhead,
+                    ..Usage::default()
+                },
+            };
+        }
         let overhead = self.usage.overhead.saturating_add(self.extra);
         Event::Usage {
             client: self.id,
@@ -264,10 +276,10 @@ impl Driver {
                 let exported = exported.min(card);
                 let freed = std::mem::replace(&mut client.exported, exported).saturating_sub(exported);
                 let touched = std::mem::replace(&mut client.touches, touches) != touches;
-                let (id, event) = (client.id, client.usage_event());
+                let id = client.id;
                 self.context_took(DeviceId(device), overhead);
                 self.mark(peer);
-                self.feed(event);
+                self.feed_usage(peer, DeviceId(device));
                 let left = self.leaves_behind(peer, device_id, freed);
                 if self.estate_shrinks(device_id) || !left.is_zero() {
                     self.feed_device(device_id);
@@ -395,6 +407,9 @@ impl Driver {
                 fds,
             ),
             ToDaemon::ShareClose { hold } => self.share_close(peer, hold),
+            ToDaemon::SleepAnswer { order, outcome, text } => self.sleep_answer(peer, order, outcome, &text),
+            ToDaemon::WakeMe { order } => self.wake_me(peer, order),
+            ToDaemon::Sleeping { order } => self.sleeping(peer, order),
         }
     }
 
@@ -419,6 +434,12 @@ impl Driver {
             .map_or(Bytes::ZERO, |device| device.total);
         let (lease, overhead) = (lease.min(card), overhead.min(card));
         self.context_took(device, overhead);
+        let asleep = self.declared_asleep(peer, device, lease, overhead);
+        let (lease, overhead) = if asleep {
+            (Bytes::ZERO, Bytes::ZERO)
+        } else {
+            (lease, overhead)
+        };
         let usage = Usage {
             resident: lease,
             evicted,
@@ -487,8 +508,7 @@ impl Driver {
             });
         } else if let Some(client) = self.client_mut(peer, device) {
             (client.usage, client.told) = (usage, (limit, elsewhere));
-            let event = client.usage_event();
-            self.feed(event);
+            self.feed_usage(peer, device);
         }
         // Told its slot before the arbiter has anything to say to it.
         let attached = ToLayer::Attached {
@@ -678,6 +698,7 @@ impl Driver {
         else {
             return;
         };
+        self.sleeper_left(id);
         // First, so that memory which others still have open is free at no moment.
         self.shares_left(id);
         for device in devices {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use ebb_policy::{Event, Refusal, TaskSpec};
 use ebb_protocol::control::{Answer, Failure, NewTask, Payload};
@@ -27,6 +28,8 @@ pub(super) struct Task {
     pub owner: u32,
     pub spec: TaskSpec,
     pub paused: bool,
+    /// How long after a release for idleness it is hibernated unasked.
+    pub hibernate_after: Option<Duration>,
     /// What names it; `None` for a process that came without.
     pub token: Option<[u8; 32]>,
     /// It lives as long as one of these.
@@ -40,6 +43,7 @@ pub(super) struct Retired {
     name: String,
     owner: u32,
     spec: TaskSpec,
+    hibernate_after: Option<Duration>,
 }
 
 /// A process, by pidfd: known dead the moment that it is.
@@ -148,6 +152,7 @@ impl Driver {
                 name: task.name,
                 owner: task.owner,
                 spec: task.spec,
+                hibernate_after: task.hibernate_after,
             });
             if self.retired.len() > MAX_RETIRED {
                 self.retired.pop_front();
@@ -204,6 +209,7 @@ impl Driver {
                     owner: old.owner,
                     spec: old.spec,
                     paused: false,
+                    hibernate_after: old.hibernate_after,
                     token: Some(old.token),
                     keepers: BTreeSet::new(),
                 },
@@ -212,6 +218,7 @@ impl Driver {
                     owner,
                     spec: self.config.task.clone(),
                     paused: false,
+                    hibernate_after: self.config.hibernate_after,
                     token: None,
                     keepers: BTreeSet::new(),
                 },
@@ -263,7 +270,7 @@ impl Driver {
         let idle_release = match new.idle_release_ms {
             None => self.config.task.idle_release,
             Some(0) => None,
-            Some(ms) => Some(std::time::Duration::from_millis(ms)),
+            Some(ms) => Some(Duration::from_millis(ms)),
         };
         let spec = TaskSpec {
             request: new.request,
@@ -276,6 +283,11 @@ impl Driver {
             owner: uid,
             spec,
             paused: false,
+            hibernate_after: match new.hibernate_after_ms {
+                None => self.config.hibernate_after,
+                Some(0) => None,
+                Some(ms) => Some(Duration::from_millis(ms)),
+            },
             token: Some(token),
             keepers: BTreeSet::from([key]),
         };
@@ -388,6 +400,7 @@ impl Driver {
             name,
             spec,
             paused,
+            hibernate_after,
             processes,
         } in saved.tasks
         {
@@ -413,6 +426,7 @@ impl Driver {
                 owner,
                 spec,
                 paused,
+                hibernate_after,
                 token: from_hex(&token),
                 keepers,
             };
@@ -498,6 +512,7 @@ impl Driver {
                 name: task.name.clone(),
                 spec: task.spec.clone(),
                 paused: task.paused,
+                hibernate_after: task.hibernate_after,
                 processes: task.keepers.iter().filter_map(saved).collect(),
             })
             .collect();
@@ -540,9 +555,11 @@ impl Driver {
                 let Some(device) = self.devices.get(&view.device) else {
                     continue;
                 };
+                let down = self.is_client_down(view.client);
                 let own = peer
                     .clients
                     .get(&view.device)
+                    .filter(|_| !down)
                     .map_or(Bytes::ZERO, |client| client.usage.overhead);
                 let sum = held.entry(device.uuid).or_default().entry(pid).or_default();
                 *sum = sum.saturating_add(view.lease).saturating_add(own);
@@ -561,14 +578,20 @@ impl Driver {
             if let Some(client) = self.client_mut(peer, device) {
                 if client.extra != bytes {
                     client.extra = bytes;
-                    let event = client.usage_event();
                     self.mark(peer);
-                    self.feed(event);
+                    self.feed_usage(peer, device);
                 }
                 return;
             }
         }
     }
+}
+
+/// Lines that can be shown: no other control characters.
+pub(super) fn clean_lines(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() && c != '\n' { '?' } else { c })
+        .collect()
 }
 
 /// A name that can be shown: no control characters, not empty, not long.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ebb_policy::{Event, Time};
+use ebb_units::TaskId;
 use rustix::event::Timespec;
 
 use super::{ConnId, ControlId, Driver};
@@ -24,6 +25,10 @@ pub(super) enum Timer {
     Recovery,
     /// Programs had time enough to say what they share.
     Shares,
+    /// Something about a hibernated task is due.
+    Sleep(TaskId),
+    /// Time to look for idle tasks.
+    Sleepy,
     /// Accepting may work again.
     Accept,
     Idle,
@@ -72,6 +77,8 @@ impl Driver {
                 Timer::Arena => self.arena_dirty = true,
                 Timer::Recovery => self.end_recovery("the time is over"),
                 Timer::Shares => self.shares_overdue(),
+                Timer::Sleep(task) => self.sleep_due(task),
+                Timer::Sleepy => self.hibernate_idle(),
                 Timer::Accept => {
                     self.accept_layers();
                     self.accept_controls();

@@ -147,7 +147,13 @@ impl Driver {
                         row.why.clone_from(&seen.why);
                     }
                 }
-                if !connected {
+                if let Some((word, why)) = self.sleep_state(id) {
+                    (row.state, row.why) = (word.into(), why);
+                    if self.is_down(id) {
+                        // What its library counts as there is where the driver put it.
+                        (row.resident, row.pinned) = (Bytes::ZERO, Bytes::ZERO);
+                    }
+                } else if !connected {
                     row.why = "its socket is closed; it keeps what it has".into();
                 } else if peer.bad > 0 && row.why.is_empty() {
                     row.why = format!("{} packets of it made no sense", peer.bad);

@@ -11,7 +11,7 @@ use ebb_layer_core::world::{World, WorldProcess, ask};
 use ebb_units::DeviceUuid;
 
 use super::real;
-use crate::hooks::with;
+use crate::hooks::with_books;
 use crate::{barrier, bridge};
 
 /// Which card a handle of NVML is: that of the whole card or of a slice of it (MIG).
@@ -67,7 +67,7 @@ pub(super) fn world(device: nvmlDevice_t) -> Option<World> {
 
 /// Free and total of a card of the task, as `cuMemGetInfo` tells them.
 pub(super) fn memory(device: nvmlDevice_t, free: u64, total: u64) -> Option<(u64, u64)> {
-    let managed = with(|running| {
+    let managed = with_books(|running| {
         let device = running.by_uuid(uuid_of(device)?)?;
         let (free, total) = running.mem_info(device.index?, free, total);
         Some((free.min(total), total))
@@ -82,7 +82,7 @@ pub(super) fn memory(device: nvmlDevice_t, free: u64, total: u64) -> Option<(u64
 /// The task's processes on a card. `None` if the driver's answer should stand.
 pub(super) fn processes(device: nvmlDevice_t) -> Option<Vec<WorldProcess>> {
     let mut found = world(device)?.processes;
-    let own = with(|running| {
+    let own = with_books(|running| {
         let known = running.by_uuid(uuid_of(device)?)?;
         running.engine.own_charge(known.index?)
     });

@@ -430,6 +430,7 @@ impl RawTask {
             limit: self.limit.map(|s| s.0),
             priority: self.priority.unwrap_or(plain.priority),
             idle_release: self.idle_release.map_or(plain.idle_release, |t| t.0),
+            tenant: plain.tenant,
         };
         match spec.limit {
             Some(limit) if spec.request > limit => Err(ConfigError::Invalid {
@@ -540,6 +541,10 @@ struct RawPolicy {
     turn_per_copy: Option<u32>,
     turn_owed: Option<Time>,
     owed_max: Option<Time>,
+    preempt: Option<bool>,
+    preempt_grace: Option<Time>,
+    low_mark: Option<Percent>,
+    high_mark: Option<Percent>,
     alloc_wait: Option<Time>,
     alloc_wait_max: Option<Time>,
     busy_wait: Option<Time>,
@@ -560,6 +565,10 @@ impl RawPolicy {
             turn_per_copy: self.turn_per_copy.unwrap_or(plain.turn_per_copy),
             turn_owed: or(self.turn_owed, plain.turn_owed),
             owed_max: or(self.owed_max, plain.owed_max),
+            preempt: self.preempt.unwrap_or(plain.preempt),
+            preempt_grace: or(self.preempt_grace, plain.preempt_grace),
+            low_mark: self.low_mark.map_or(plain.low_mark, |p| p.0),
+            high_mark: self.high_mark.or(self.low_mark).map_or(plain.high_mark, |p| p.0),
             alloc_wait: or(self.alloc_wait, plain.alloc_wait),
             alloc_wait_max: or(self.alloc_wait_max, plain.alloc_wait_max),
             retry: or(self.retry, plain.retry),
@@ -583,6 +592,12 @@ impl RawPolicy {
                     fix: "shorten the first or lengthen the second".into(),
                 });
             }
+        }
+        if policy.high_mark < policy.low_mark {
+            return Err(ConfigError::Invalid {
+                what: "policy.high_mark is below policy.low_mark".into(),
+                fix: "raise the first or lower the second".into(),
+            });
         }
         if policy.retry.is_zero() || policy.order_timeout.is_zero() {
             return Err(ConfigError::Invalid {
@@ -625,6 +640,38 @@ impl<'de> Deserialize<'de> for Size {
         }
         deserializer.deserialize_any(V)
     }
+}
+
+/// A part of a whole as people write it, `5%` or `12.5%`, in thousandths.
+#[derive(Clone, Copy, Debug)]
+struct Percent(u32);
+
+impl<'de> Deserialize<'de> for Percent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'_, str>>::deserialize(deserializer)?;
+        parse_percent(&text).map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Reads a part such as `5%` or `12.5%`, in thousandths.
+///
+/// # Errors
+/// A sentence that says what is wrong.
+pub(crate) fn parse_percent(text: &str) -> Result<u32, String> {
+    let wrong = || format!("`{text}` is not a part of a whole; write one like 5% or 12.5%");
+    let number = text.trim().strip_suffix('%').ok_or_else(wrong)?.trim();
+    let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(tenth) || tenth.len() > 1 {
+        return Err(wrong());
+    }
+    let whole: u32 = whole.parse().map_err(|_| wrong())?;
+    let tenth: u32 = tenth.parse().map_err(|_| wrong())?;
+    let thousandths = whole.saturating_mul(10).saturating_add(tenth);
+    if thousandths > 1000 {
+        return Err(format!("`{text}` is more than the whole"));
+    }
+    Ok(thousandths)
 }
 
 /// A time as people write it.

@@ -93,6 +93,14 @@ pub struct PolicyRecord {
     pub turn_owed: u64,
     #[serde(default)]
     pub owed_max: u64,
+    #[serde(default)]
+    pub preempt: bool,
+    #[serde(default)]
+    pub preempt_grace: u64,
+    #[serde(default)]
+    pub low_mark: u32,
+    #[serde(default)]
+    pub high_mark: u32,
     pub alloc_wait: u64,
     pub alloc_wait_max: u64,
     pub retry: u64,
@@ -113,6 +121,10 @@ impl From<&PolicyConfig> for PolicyRecord {
             turn_per_copy,
             turn_owed,
             owed_max,
+            preempt,
+            preempt_grace,
+            low_mark,
+            high_mark,
             alloc_wait,
             alloc_wait_max,
             retry,
@@ -130,6 +142,10 @@ impl From<&PolicyConfig> for PolicyRecord {
             turn_per_copy: *turn_per_copy,
             turn_owed: nanos(turn_owed),
             owed_max: nanos(owed_max),
+            preempt: *preempt,
+            preempt_grace: nanos(preempt_grace),
+            low_mark: *low_mark,
+            high_mark: *high_mark,
             alloc_wait: nanos(alloc_wait),
             alloc_wait_max: nanos(alloc_wait_max),
             retry: nanos(retry),
@@ -151,6 +167,10 @@ impl From<&PolicyRecord> for PolicyConfig {
             turn_per_copy: record.turn_per_copy,
             turn_owed: Duration::from_nanos(record.turn_owed),
             owed_max: Duration::from_nanos(record.owed_max),
+            preempt: record.preempt,
+            preempt_grace: Duration::from_nanos(record.preempt_grace),
+            low_mark: record.low_mark,
+            high_mark: record.high_mark,
             alloc_wait: Duration::from_nanos(record.alloc_wait),
             alloc_wait_max: Duration::from_nanos(record.alloc_wait_max),
             retry: Duration::from_nanos(record.retry),

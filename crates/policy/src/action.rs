@@ -1,6 +1,8 @@
 //! [`Action`]: everything that the arbiter wants done, and why.
 
-use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
+use core::fmt;
+
+use ebb_units::{Bytes, ClientId, DeviceId, OrderId, Priority, TaskId};
 
 use crate::event::{AskId, Outcome};
 
@@ -85,6 +87,16 @@ pub enum DenyReason {
         /// The most that it could get.
         usable: Bytes,
     },
+    /// Everybody who holds what cannot be moved waits for more of it: one has to be refused, and it is this one.
+    #[error(
+        "a deadlock: {footprint} are wanted, but others that wait as well hold all but {usable} for good"
+    )]
+    Deadlock {
+        /// All that the client would have.
+        footprint: Bytes,
+        /// The most that it could get.
+        usable: Bytes,
+    },
     /// No room within the time.
     #[error("no room within the time that an allocation waits")]
     TimedOut,
@@ -133,6 +145,9 @@ pub enum ReclaimReason {
     /// The task is paused.
     #[error("paused")]
     Paused,
+    /// Little is free on the device: memory that idles goes before somebody has to wait for it.
+    #[error("little is free")]
+    LowMark,
     /// The device holds less than was granted: overhead or unmanaged memory grew.
     #[error("device overcommitted")]
     Overcommitted,
@@ -145,8 +160,49 @@ impl ReclaimReason {
             Self::Demand { .. } | Self::TurnEnded { .. } | Self::Guarantee { .. } | Self::Overcommitted => {
                 true
             }
-            Self::IdleRelease | Self::LimitLowered | Self::Paused => false,
+            Self::IdleRelease | Self::LowMark | Self::LimitLowered | Self::Paused => false,
         }
+    }
+}
+
+/// What was known of the one whose memory is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Grounds {
+    /// It did not use the GPU for so long, in milliseconds.
+    pub idle_ms: u64,
+    /// It is taken to use the GPU all the same.
+    pub active: bool,
+    /// It waited for lease itself.
+    pub waiting: bool,
+    /// Only what nothing uses is taken: no byte is copied.
+    pub unused: bool,
+    /// Its task has more than what is guaranteed to it.
+    pub burst: bool,
+    /// Its task's priority.
+    pub priority: Priority,
+}
+
+impl fmt::Display for Grounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.unused {
+            f.write_str("unused, ")?;
+        } else if self.waiting {
+            f.write_str("waiting, ")?;
+        } else if self.active {
+            f.write_str("running, ")?;
+        } else if self.idle_ms < 10_000 {
+            write!(
+                f,
+                "idle {}.{} s, ",
+                self.idle_ms / 1000,
+                self.idle_ms % 1000 / 100
+            )?;
+        } else {
+            write!(f, "idle {} s, ", self.idle_ms / 1000)?;
+        }
+        f.write_str(if self.burst { "burst" } else { "requested" })?;
+        write!(f, ", priority {}", self.priority.as_str())
     }
 }
 
@@ -298,6 +354,18 @@ pub enum Action {
         depth: Depth,
         /// Why.
         reason: ReclaimReason,
+        /// Why of this one.
+        #[cfg_attr(feature = "serde", serde(default))]
+        grounds: Grounds,
+    },
+    /// A higher priority wants what this client has: it loses it after that time, and may save itself until then.
+    Warn {
+        /// Who.
+        client: ClientId,
+        /// For whom.
+        by: ClientId,
+        /// Milliseconds until then.
+        within_ms: u64,
     },
     /// Bring back what is in host memory without waiting for a touch: it will be needed.
     BringBack {

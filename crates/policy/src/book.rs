@@ -11,11 +11,11 @@
 
 use core::cmp::Reverse;
 
-use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
+use ebb_units::{Bytes, ClientId, DeviceId, Priority, TaskId};
 
 use crate::Arbiter;
 use crate::config::PolicyConfig;
-use crate::event::AskKind;
+use crate::event::{AskKind, Tenant};
 use crate::state::{Client, Device, HoldKey, Holding, Index, Linked, Part, RankKey, Task, Totals};
 use crate::time::Time;
 
@@ -125,6 +125,28 @@ impl Client {
     }
 }
 
+impl Device {
+    /// Counts a task's time up to now. To be called before anything of it changes.
+    pub(crate) fn settle_part(&mut self, task: TaskId, t: &Task, now: Time) {
+        let (clock, pace) = (self.clock(now), self.pace(t));
+        if let Some(part) = self.parts.get_mut(&task) {
+            part.settle(clock, pace);
+        }
+    }
+
+    /// A task of a tenant begins to contend, or ends.
+    fn count_tenant(&mut self, tenant: Tenant, weight: u32, more: bool) {
+        let (tasks, _) = self
+            .tenants
+            .entry(tenant)
+            .or_insert((0, u64::from(weight.max(1))));
+        *tasks = if more { *tasks + 1 } else { tasks.saturating_sub(1) };
+        if *tasks == 0 {
+            self.tenants.remove(&tenant);
+        }
+    }
+}
+
 impl Index {
     fn hold(&mut self, [old, new]: [Holding; 2], movable: [Bytes; 2]) {
         if let Some(sum) = self.movable_of(old) {
@@ -179,12 +201,9 @@ impl Arbiter {
     pub(crate) fn edit<R>(&mut self, id: ClientId, change: impl FnOnce(&mut Client) -> R) -> Option<R> {
         let c = self.clients.get_mut(&id)?;
         if let Some(t) = self.tasks.get(&c.task)
-            && let Some(part) = self
-                .devices
-                .get_mut(&c.device)
-                .and_then(|d| d.parts.get_mut(&c.task))
+            && let Some(d) = self.devices.get_mut(&c.device)
         {
-            part.settle(self.now, t.pace());
+            d.settle_part(c.task, t, self.now);
         }
         let result = change(c);
         self.link(id);
@@ -199,7 +218,12 @@ impl Arbiter {
     /// Changes a task, and the books of it and its clients with it.
     pub(crate) fn edit_task<R>(&mut self, id: TaskId, change: impl FnOnce(&mut Task) -> R) -> Option<R> {
         let t = self.tasks.get_mut(&id)?;
-        let pace = t.pace();
+        let old = t.spec.tenant;
+        for device in t.clients.iter().map(|client| self.clients[client].device) {
+            if let Some(d) = self.devices.get_mut(&device) {
+                d.settle_part(id, t, self.now);
+            }
+        }
         let before: Vec<(DeviceId, Bytes, Bytes)> = t
             .guaranteed
             .iter()
@@ -227,6 +251,8 @@ impl Arbiter {
                 self.cut.remove(&(id, *device));
             }
         }
+        let tenant = t.spec.tenant;
+        let weight = self.weights.get(&tenant).copied().unwrap_or(1);
         let clients: Vec<ClientId> = t.clients.iter().copied().collect();
         let mut devices: Vec<DeviceId> = Vec::new();
         for client in &clients {
@@ -238,8 +264,9 @@ impl Arbiter {
         for device in devices {
             if let Some(d) = self.devices.get_mut(&device) {
                 d.again = true;
-                if let Some(part) = d.parts.get_mut(&id) {
-                    part.settle(self.now, pace);
+                if old != tenant && d.parts.get(&id).is_some_and(|part| part.contends.is_some()) {
+                    d.count_tenant(old, 1, false);
+                    d.count_tenant(tenant, weight, true);
                 }
             }
             self.part_changed(device, id);
@@ -259,9 +286,11 @@ impl Arbiter {
             t.clients.insert(id);
             let past = t.past_time.remove(&device);
             if let Some(d) = self.devices.get_mut(&device) {
+                let clock = d.clock(now);
                 let part = d.parts.entry(task).or_insert_with(|| Part {
                     virtual_time: past.unwrap_or(0),
                     settled_at: now,
+                    settled_gpu: clock.gpu,
                     ..Part::default()
                 });
                 part.clients.insert(id);
@@ -272,7 +301,6 @@ impl Arbiter {
 
     /// Takes a client out of the books.
     pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Box<Client>> {
-        let pace = self.clients.get(&id).map(|c| self.tasks[&c.task].pace())?;
         let c = self.clients.remove(&id)?;
         if let Some(wake) = c.linked.wake {
             self.wakes.remove(&(wake, id));
@@ -292,16 +320,23 @@ impl Arbiter {
             d.index.spare.remove(&key);
         }
         d.index.orders.remove(&id);
+        d.warned.remove(&id);
         if d.gathering == Some(id) {
             d.gathering = None;
         }
+        if let Some(t) = self.tasks.get(&c.task) {
+            d.settle_part(c.task, t, now);
+        }
         if let Some(part) = d.parts.get_mut(&c.task) {
-            part.settle(now, pace);
             part.clients.remove(&id);
             part.sums.replace(&old.sums, &Totals::default());
             part.asking -= u32::from(old.asking);
             part.active -= u32::from(old.active);
+            let ran = part.runs > 0;
+            part.runs -= u32::from(old.runs);
+            let runs = part.runs > 0;
             d.sums.replace(&old.sums, &Totals::default());
+            d.count_running(now, ran, runs);
         }
         self.part_changed(c.device, c.task);
         let d = self.devices.get_mut(&c.device)?;
@@ -349,9 +384,14 @@ impl Arbiter {
         c.linked.active = active;
         let alone = c.runs_until(config);
         d.sums.replace(&old.sums, &sums);
+        let runs = alone > now;
+        c.linked.runs = runs;
         let Some(part) = d.parts.get_mut(&task) else {
             return;
         };
+        let ran = part.runs > 0;
+        part.runs = part.runs - u32::from(old.runs) + u32::from(runs);
+        let counts = (ran, part.runs > 0);
         part.sums.replace(&old.sums, &sums);
         part.asking = part.asking - u32::from(old.asking) + u32::from(asking);
         part.active = part.active - u32::from(old.active) + u32::from(active);
@@ -361,6 +401,7 @@ impl Arbiter {
             let until = |id| self.clients.get(id).map(|c| c.runs_until(config));
             part.clients.iter().filter_map(until).max().unwrap_or_default()
         };
+        d.count_running(now, counts.0, counts.1);
         self.part_changed(device, task);
         self.index(id, device, task, old);
     }
@@ -369,6 +410,7 @@ impl Arbiter {
     fn index(&mut self, id: ClientId, device: DeviceId, task: TaskId, before: Linked) {
         let rank = self.clients.get(&id).and_then(|c| self.rank_of(id, c));
         let wake = self.clients.get(&id).and_then(|c| self.next_wake(id, c));
+        let v = self.virtual_time(task, device);
         let (config, now) = (&self.config, self.now);
         let (Some(c), Some(d), Some(t)) = (
             self.clients.get_mut(&id),
@@ -377,10 +419,6 @@ impl Arbiter {
         ) else {
             return;
         };
-        let v = d
-            .parts
-            .get(&task)
-            .map_or(0, |part| part.virtual_time(now, t.pace()));
         let key = HoldKey {
             priority: t.spec.priority,
             virtual_time: Reverse(v),
@@ -398,6 +436,9 @@ impl Arbiter {
             .as_ref()
             .is_some_and(|o| !o.cancelled && o.reason.for_others());
         let movable = c.movable().min(MOST_SAID);
+        let waited = c
+            .waits_since()
+            .is_some_and(|since| since.after(config.patience) <= now);
         let guarded = c.restoring(now) || c.left_alone(now) || now < c.owed_until;
         let old = c.linked;
         let new = &mut c.linked;
@@ -407,6 +448,7 @@ impl Arbiter {
         new.holding = holding;
         new.movable = movable;
         new.guarded = guarded;
+        new.waited = waited;
         new.ordered = c.order.is_some();
         new.spare = spare;
         new.order = order;
@@ -464,6 +506,7 @@ impl Arbiter {
             .saturating_sub(old.locked)
             .saturating_add(new.locked);
         let contends = wanting.then_some(part.virtual_time);
+        let (contended, tenant) = (part.contends.is_some(), t.spec.tenant);
         if part.contends != contends {
             if let Some(key) = part.contends {
                 d.index.contends.remove(&(key, task));
@@ -473,6 +516,12 @@ impl Arbiter {
             }
             part.contends = contends;
         }
+        let asking = part.asking;
+        let waiting: Vec<ClientId> = if asking > 0 {
+            part.clients.iter().copied().collect()
+        } else {
+            Vec::new()
+        };
         let excess = part.sums.held > t.limit();
         if excess != part.excess {
             part.excess = excess;
@@ -482,10 +531,10 @@ impl Arbiter {
                 d.index.excess.remove(&task);
             }
         }
-        if part.asking == 0 {
-            return;
+        if contended != wanting {
+            let weight = self.weights.get(&tenant).copied().unwrap_or(1);
+            d.count_tenant(tenant, weight, wanting);
         }
-        let waiting: Vec<ClientId> = part.clients.iter().copied().collect();
         for id in waiting {
             let Some(c) = self.clients.get(&id).filter(|c| c.linked.rank.is_some()) else {
                 continue;
@@ -530,10 +579,15 @@ impl Arbiter {
         let key = RankKey {
             burst: !guaranteed,
             patient: !starving,
+            class: Reverse(if self.config.preempt {
+                t.spec.priority
+            } else {
+                Priority::Low
+            }),
             virtual_time: if guaranteed || starving {
                 0
             } else {
-                part.virtual_time(self.now, t.pace())
+                self.virtual_time(c.task, c.device)
             },
             priority: Reverse(t.spec.priority),
             since,

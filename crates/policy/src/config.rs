@@ -9,12 +9,22 @@ pub struct PolicyConfig {
     pub idle_after: Duration,
     /// The shortest turn, however cheap a switch is.
     pub min_turn: Duration,
-    /// A turn lasts at least this many times the copying that ends it: 10 keeps copying under a tenth.
+    /// A turn lasts at least this many times the copying that ends it: 20 keeps copying under a twentieth.
     pub turn_per_copy: u32,
     /// The turn that follows every restore, whoever wants the memory or a pause meanwhile.
     pub turn_owed: Duration,
     /// How long, besides the copying, a pause is put off for a restore and a turn that are owed.
     pub owed_max: Duration,
+    /// A higher priority that waits takes the memory of lower ones that run, whatever their turns; without it priorities are
+    /// weights of turns.
+    pub preempt: bool,
+    /// How long a client that is to give way to a higher priority has to save itself.
+    pub preempt_grace: Duration,
+    /// As long as this much of a card is free, in thousandths, idle memory stays where it is; 0: no such mark, and idle
+    /// memory is released by time alone.
+    pub low_mark: u32,
+    /// If less is free, idle memory is released until this much is.
+    pub high_mark: u32,
     /// How long an allocation waits before a program that asked so gets an out-of-memory it may answer by flushing caches.
     pub alloc_wait: Duration,
     /// How long any allocation waits.
@@ -40,9 +50,13 @@ impl Default for PolicyConfig {
         Self {
             idle_after: Duration::from_secs(1),
             min_turn: Duration::from_secs(1),
-            turn_per_copy: 10,
+            turn_per_copy: 20,
             turn_owed: Duration::from_millis(100),
             owed_max: Duration::from_secs(5),
+            preempt: false,
+            preempt_grace: Duration::from_secs(2),
+            low_mark: 0,
+            high_mark: 0,
             alloc_wait: Duration::from_secs(2),
             alloc_wait_max: Duration::from_secs(600),
             retry: Duration::from_millis(500),

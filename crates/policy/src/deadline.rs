@@ -71,6 +71,9 @@ impl Arbiter {
         if !c.unused.is_zero() {
             at(c.last_grant.after(config.idle_after));
         }
+        if let Some((warned, _)) = c.warned {
+            at(warned.after(config.preempt_grace));
+        }
         if let Some(order) = &c.order {
             at(order.last_progress.after(config.order_timeout));
         }

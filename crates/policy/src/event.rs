@@ -46,7 +46,16 @@ pub struct TaskSpec {
     pub priority: Priority,
     /// A client idle for this long is released unasked; `None`: never, and then its request is not lent either.
     pub idle_release: Option<Duration>,
+    /// Whose it is. Tenants share by their weights, and the tasks of each share what is the tenant's.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub tenant: Tenant,
 }
+
+/// Who tasks belong to: a user, a team. A number that the driver of the arbiter chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct Tenant(pub u32);
 
 impl Default for TaskSpec {
     fn default() -> Self {
@@ -55,6 +64,7 @@ impl Default for TaskSpec {
             limit: None,
             priority: Priority::Normal,
             idle_release: Some(Duration::from_secs(60)),
+            tenant: Tenant::default(),
         }
     }
 }
@@ -108,6 +118,13 @@ pub enum Event {
         capacity: Bytes,
         /// Held by programs that no client accounts for.
         unmanaged: Bytes,
+    },
+    /// How much of each card a tenant is to have beside others that want it. Unknown tenants weigh 1.
+    Tenant {
+        /// Who.
+        tenant: Tenant,
+        /// Its weight, at least 1.
+        weight: u32,
     },
     /// A new task. Answered by `TaskAccepted` or `TaskRefused`.
     TaskAdded {

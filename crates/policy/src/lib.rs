@@ -18,9 +18,11 @@
 //! * **Limit**: lease and overhead of all clients of a task on a device, checked before every grant. Evicted bytes count
 //!   for new allocations. A limit can be lowered below what is live only by force; clients are then evicted down to it,
 //!   and their restores wait (and are denied now and then, saying so) until it fits.
-//! * **Turns**: clients that do not fit together alternate by weighted virtual time (4, 2, 1). A turn lasts ten
-//!   times the copying that ends it, and that it was bought with. A higher priority may end a lower one's turn early,
-//!   as long as earlier copying is paid off. Whoever waited for `patience` while it is owed the card is not overtaken by
+//! * **Turns**: clients that do not fit together alternate by weighted virtual time: that of a task grows by the resource
+//!   of which it uses the largest part (GPU time, memory while it runs, the link), less for a higher priority (4, 2, 1) and
+//!   for a tenant that weighs more or has fewer tasks. A turn lasts twenty times the copying that ends it, and that it was
+//!   bought with. A higher priority may end a lower one's turn early, as long as earlier copying is paid off; with
+//!   `preempt` it always does, after a warning. A task has one place for all its devices, so that its turns come together. Whoever waited for `patience` while it is owed the card is not overtaken by
 //!   newcomers; whoever waited for `starve_after` goes first.
 //! * **Gathering**: bytes are taken for one client a device at a time, and only if all it needs can be had; its restore
 //!   is granted piece by piece as room comes free.
@@ -29,6 +31,8 @@
 //!   Restores wait without end.
 //! * **Owed**: a restore that is granted, and every one that a resume lets begin, is let arrive and followed by a short turn
 //!   before the client is taken from or paused again. What one pause took from a task comes back together.
+//! * **Marks**: with `low_mark`, idle memory stays where it is until little is free, and then goes in one batch.
+//! * **Deadlock**: if all who hold what cannot be moved wait for more, the youngest of the lowest priority is refused.
 //! * **Refusals**: a client whose work does not end, or whose copies fail, is left alone for longer each time; others
 //!   are tried.
 //! * **The books**: if overhead or unmanaged memory grow past the capacity, unused lease and idle clients make up for it.
@@ -44,6 +48,8 @@ mod check;
 mod config;
 mod deadline;
 mod event;
+pub mod fair;
+mod marks;
 mod owed;
 pub mod predict;
 mod rank;
@@ -54,11 +60,11 @@ mod victims;
 mod view;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
-pub const RULES: u32 = 3;
+pub const RULES: u32 = 4;
 
-pub use action::{Action, DenyReason, Depth, Note, ReclaimReason, Refusal};
+pub use action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;
 pub use config::PolicyConfig;
-pub use event::{AskId, AskKind, Event, Outcome, TaskSpec, Usage};
+pub use event::{AskId, AskKind, Event, Outcome, TaskSpec, Tenant, Usage};
 pub use time::Time;
 pub use view::{Charged, ClientState, ClientView, DeviceView, TaskView, View};

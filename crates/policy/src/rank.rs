@@ -54,7 +54,8 @@ pub(crate) struct Holder<'a> {
     pub(crate) id: ClientId,
     pub(crate) client: &'a Client,
     pub(crate) virtual_time: u64,
-    pub(crate) pace: u64,
+    /// Thousandths of virtual time for each nanosecond that it goes on.
+    pub(crate) growth: u64,
     pub(crate) priority: Priority,
 }
 
@@ -76,10 +77,23 @@ impl Arbiter {
     /// A task's virtual time on a device.
     pub(crate) fn virtual_time(&self, task: TaskId, device: DeviceId) -> u64 {
         let t = &self.tasks[&task];
-        match self.part(task, device) {
-            Some(part) => part.virtual_time(self.now, t.pace()),
-            None => t.past_time.get(&device).copied().unwrap_or(0),
+        let on = |device: DeviceId| {
+            let d = self.devices.get(&device)?;
+            Some(d.parts.get(&task)?.virtual_time(d.clock(self.now), d.pace(t)))
+        };
+        let own = || on(device).unwrap_or_else(|| t.past_time.get(&device).copied().unwrap_or(0));
+        if t.clients.len() <= 1 {
+            return own();
         }
+        // Those that wait for each other are ranked alike wherever they are, so that their turns come together.
+        let mut devices: Vec<DeviceId> = t.clients.iter().map(|c| self.clients[c].device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        if devices.len() <= 1 {
+            return own();
+        }
+        let sum: u128 = devices.iter().filter_map(|d| on(*d)).map(u128::from).sum();
+        u64::try_from(sum / devices.len() as u128).unwrap_or(u64::MAX)
     }
 
     /// To be called before a task that did not use a device starts to: it joins at the floor.
@@ -95,9 +109,9 @@ impl Arbiter {
             return;
         };
         d.floor = d.floor.max(lowest.unwrap_or(0));
+        d.settle_part(task, t, now);
         match d.parts.get_mut(&task) {
             Some(part) => {
-                part.settle(now, t.pace());
                 part.virtual_time = part.virtual_time.max(d.floor);
             }
             None => {
@@ -113,8 +127,9 @@ impl Arbiter {
         let d = self.devices.get_mut(&device)?;
         for _ in 0..CONSIDERED {
             let (key, task) = d.index.contends.first().copied()?;
+            let (clock, pace) = (d.clock(now), d.pace(self.tasks.get(&task)?));
             let part = d.parts.get_mut(&task)?;
-            let v = part.virtual_time(now, self.tasks.get(&task)?.pace());
+            let v = part.virtual_time(clock, pace);
             if v == key {
                 return Some(v);
             }
@@ -155,8 +170,8 @@ impl Arbiter {
                 Holder {
                     id: key.client,
                     client: c,
-                    virtual_time: d.parts[&c.task].virtual_time(self.now, t.pace()),
-                    pace: t.pace(),
+                    virtual_time: self.virtual_time(c.task, device),
+                    growth: d.growth(t, &d.parts[&c.task]),
                     priority: t.spec.priority,
                 }
             })
@@ -177,13 +192,16 @@ impl Arbiter {
         let priority = self.tasks[&next.task].spec.priority;
         let (mut over, mut soonest) = (Bytes::ZERO, None);
         for h in holders.iter().filter(|h| h.id != next.client) {
-            let turn = self.turn_end_at(d, h.client, next, back, priority > h.priority);
-            let behind = if next.starving {
-                0
+            let at = if self.config.preempt && !next.starving && priority != h.priority {
+                self.preempted_at(h.client, priority > h.priority)
             } else {
-                v.saturating_sub(h.virtual_time)
+                let turn = self.turn_end_at(d, h.client, next, back, priority > h.priority);
+                let behind = self.behind(h.client.task, h.virtual_time, next, v);
+                turn.max(self.after_growth(behind, h.growth))
             };
-            let at = turn.max(Time(self.now.0.saturating_add(behind.div_ceil(h.pace))));
+            if at == Time(u64::MAX) {
+                continue;
+            }
             if at <= self.now {
                 over = over.saturating_add(h.client.movable());
             } else if soonest.is_none_or(|s| at < s) {
@@ -207,6 +225,9 @@ impl Arbiter {
             .max(holder.turn_cost)
             .saturating_mul(u64::from(self.config.turn_per_copy))
             .max(nanos(self.config.min_turn));
+        if next.starving {
+            return holder.turn_start.after(self.config.min_turn);
+        }
         let full = Time(holder.turn_start.0.saturating_add(turn));
         if higher {
             // Early, if the copying of earlier switches is paid for.
@@ -222,21 +243,82 @@ impl Arbiter {
 
     /// When a running task's virtual time will have caught up with that of a waiting one, if it goes on running.
     pub(crate) fn caught_up(&self, holder: &Client, next: &Candidate) -> Time {
+        let v = self.virtual_time(next.task, holder.device);
+        let behind = self.behind(
+            holder.task,
+            self.virtual_time(holder.task, holder.device),
+            next,
+            v,
+        );
+        let growth = self
+            .device_of(holder)
+            .growth(self.task_of(holder), self.part_of(holder));
+        self.after_growth(behind, growth)
+    }
+
+    /// By how much a holder's virtual time is behind that of one who waits.
+    ///
+    /// Of two tasks with several processes each that are level, the older one comes first: if each gave way to the other on
+    /// another device, neither would ever be whole.
+    fn behind(&self, holder: TaskId, own: u64, next: &Candidate, theirs: u64) -> u64 {
         if next.starving {
+            return 0;
+        }
+        let several = |task| self.tasks[&task].clients.len() > 1;
+        let tie = own == theirs && next.task > holder && several(holder) && several(next.task);
+        theirs.saturating_sub(own).max(u64::from(tie))
+    }
+
+    /// When a virtual time that grows so fast has grown by so much. Not sooner than in a moment: what is behind by next to
+    /// nothing is not looked at a thousand times.
+    fn after_growth(&self, behind: u64, growth: u64) -> Time {
+        const MOMENT: u64 = 1_000_000;
+        if behind == 0 {
             return self.now;
         }
-        let behind = self
-            .virtual_time(next.task, holder.device)
-            .saturating_sub(self.virtual_time(holder.task, holder.device));
+        let wait = u128::from(behind) * 1000 / u128::from(growth.max(1));
         Time(
             self.now
                 .0
-                .saturating_add(behind.div_ceil(self.task_of(holder).pace())),
+                .saturating_add(u64::try_from(wait).unwrap_or(u64::MAX).max(MOMENT)),
         )
+    }
+
+    /// When a client that runs loses its memory to another class: after its time to save itself, or never.
+    fn preempted_at(&self, holder: &Client, higher: bool) -> Time {
+        if !higher {
+            return Time(u64::MAX);
+        }
+        let warned = holder.warned.map_or(self.now, |(at, _)| at);
+        warned.after(self.config.preempt_grace)
+    }
+
+    /// All of a task that is on several devices is there: its turn begins now, everywhere. What one of its processes had
+    /// before, while another was away, was of no use to it.
+    pub(crate) fn begin_turn_together(&mut self, task: TaskId) {
+        let Some(t) = self.tasks.get(&task).filter(|t| t.clients.len() > 1) else {
+            return;
+        };
+        let clients: Vec<ClientId> = t.clients.iter().copied().collect();
+        let one = self.clients[&clients[0]].device;
+        let several = clients.iter().any(|id| self.clients[id].device != one);
+        if several && clients.iter().all(|id| !self.clients[id].suspended()) {
+            let now = self.now;
+            for id in clients {
+                self.edit(id, |c| c.turn_start = now);
+            }
+        }
     }
 
     /// Whether a running client must give way to a waiting one.
     pub(crate) fn turn_over(&self, holder: &Client, next: &Candidate) -> bool {
+        let (own, other) = (
+            self.task_of(holder).spec.priority,
+            self.tasks[&next.task].spec.priority,
+        );
+        if self.config.preempt && !next.starving && own != other {
+            return self.preempted_at(holder, other > own) <= self.now;
+        }
         self.turn_end(holder, next) <= self.now && self.caught_up(holder, next) <= self.now
     }
 }

@@ -17,7 +17,7 @@
 use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
 
 use crate::Arbiter;
-use crate::action::{Action, DenyReason, Depth, Note, ReclaimReason};
+use crate::action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason};
 use crate::event::{AskId, AskKind, Outcome};
 use crate::rank::{CONSIDERED, Candidate, HOLDERS, LOOKED_AT};
 use crate::state::{Client, Device, Order};
@@ -83,6 +83,11 @@ impl Arbiter {
         for id in self.touched_on(device) {
             self.release_idle(id, out);
         }
+        if waited_for {
+            self.warn(device, out);
+            self.break_deadlock(device, out);
+        }
+        self.keep_marks(device, out);
         self.settle(device);
         if let Some(d) = self.devices.get_mut(&device)
             && core::mem::take(&mut d.again)
@@ -231,7 +236,7 @@ impl Arbiter {
     }
 
     /// Gives an order, unless one is open.
-    fn order(
+    pub(crate) fn order(
         &mut self,
         id: ClientId,
         bytes: Bytes,
@@ -249,12 +254,15 @@ impl Arbiter {
         }
         self.last_order += 1;
         let order = OrderId(self.last_order);
+        let grounds = self.grounds(c, depth);
         self.edit(id, |c| {
             if depth == Depth::Evict {
                 // What overrules a promise ends it.
                 c.forgive(now);
             }
             c.last_reason = Some(reason);
+            c.last_grounds = grounds;
+            c.warned = None;
             c.order = Some(Order {
                 id: order,
                 bytes: bytes.min(most),
@@ -272,7 +280,24 @@ impl Arbiter {
             bytes,
             depth,
             reason,
+            grounds,
         });
+        self.unwarn(id);
+    }
+
+    /// What is known of a client at the moment at which it is chosen.
+    fn grounds(&self, c: &Client, depth: Depth) -> Grounds {
+        let idle = self.now.since(c.last_touch).as_millis();
+        let part = self.part_of(c);
+        let t = self.task_of(c);
+        Grounds {
+            idle_ms: u64::try_from(idle).unwrap_or(u64::MAX),
+            active: self.active(c) && (self.restoring(c) || !c.suspended()),
+            waiting: !c.asks.is_empty(),
+            unused: depth == Depth::Unused,
+            burst: part.footprint() > t.guaranteed(c.device),
+            priority: t.spec.priority,
+        }
     }
 
     fn evict_paused(&mut self, id: ClientId, out: &mut Vec<Action>) {
@@ -695,7 +720,7 @@ impl Arbiter {
                 | ReclaimReason::Overcommitted => false,
                 ReclaimReason::LimitLowered => self.held(c.task, device) > self.task_of(c).limit(),
                 ReclaimReason::Paused => self.task_of(c).paused,
-                ReclaimReason::IdleRelease => !self.active(c) && c.asks.is_empty(),
+                ReclaimReason::IdleRelease | ReclaimReason::LowMark => !self.active(c) && c.asks.is_empty(),
             };
             if !needed {
                 let order = order.id;
@@ -715,7 +740,8 @@ impl Arbiter {
             .get(&id)
             .and_then(|c| self.idle_release_at(c))
             .is_some_and(|t| t <= self.now);
-        if due {
+        // With marks, memory that idles stays until there is little free.
+        if due && self.config.low_mark == 0 {
             self.edit(id, |c| c.idle_released = true);
             self.order(id, Bytes::MAX, Depth::Evict, ReclaimReason::IdleRelease, out);
         }

@@ -7,9 +7,9 @@ use core::time::Duration;
 
 use ebb_units::{Bytes, ClientId, DeviceId, OrderId, Priority, TaskId};
 
-use crate::action::{Depth, ReclaimReason};
+use crate::action::{Depth, Grounds, ReclaimReason};
 use crate::config::PolicyConfig;
-use crate::event::{AskId, AskKind, Outcome, TaskSpec};
+use crate::event::{AskId, AskKind, Outcome, TaskSpec, Tenant};
 use crate::time::{Time, nanos};
 use crate::view::ClientState;
 
@@ -41,6 +41,15 @@ pub(crate) struct Device {
     /// Of that: never lent.
     pub(crate) kept: Bytes,
     pub(crate) index: Index,
+    /// Time that one task would have had by now if all that ran had shared the GPU evenly, up to `gpu_at`.
+    pub(crate) gpu: u64,
+    pub(crate) gpu_at: Time,
+    /// Tasks that run.
+    pub(crate) running: u32,
+    /// Tenants that contend: with how many tasks, and their weights.
+    pub(crate) tenants: BTreeMap<Tenant, (u64, u64)>,
+    /// Clients that were told to save themselves.
+    pub(crate) warned: BTreeSet<ClientId>,
     /// Clients that changed since the last pass.
     pub(crate) touched: Vec<ClientId>,
     /// The pass is due.
@@ -70,11 +79,62 @@ impl Device {
             guaranteed: Bytes::ZERO,
             kept: Bytes::ZERO,
             index: Index::default(),
+            gpu: 0,
+            gpu_at: Time::default(),
+            running: 0,
+            tenants: BTreeMap::new(),
+            warned: BTreeSet::new(),
             touched: Vec::new(),
             dirty: false,
             again: false,
             recheck: None,
         }
+    }
+
+    /// What virtual times are counted by.
+    pub(crate) fn clock(&self, now: Time) -> Clock {
+        let since = now.0.saturating_sub(self.gpu_at.0);
+        Clock {
+            now,
+            gpu: self.gpu.saturating_add(since / u64::from(self.running.max(1))),
+            capacity: self.capacity,
+        }
+    }
+
+    /// One more task runs, or one less.
+    pub(crate) fn count_running(&mut self, now: Time, before: bool, after: bool) {
+        if before != after {
+            self.gpu = self.clock(now).gpu;
+            self.gpu_at = now;
+            self.running = self.running - u32::from(before) + u32::from(after);
+        }
+    }
+
+    /// Virtual time for each nanosecond of a task's dominant resource: the inverse of its weight.
+    ///
+    /// A tenant's weight is shared by its tasks that contend, so that with more tasks each has less.
+    pub(crate) fn pace(&self, t: &Task) -> u64 {
+        let pace = t.pace() * PACE;
+        let Some((tasks, weight)) = self
+            .tenants
+            .get(&t.spec.tenant)
+            .filter(|_| self.tenants.len() > 1)
+        else {
+            return pace;
+        };
+        let (all, weights) = self
+            .tenants
+            .values()
+            .fold((0, 0), |(n, w), (tasks, weight)| (n + tasks, w + weight));
+        (pace * tasks * weights / (weight * all).max(1)).max(1)
+    }
+
+    /// How fast a task's virtual time would grow if it runs, in thousandths of a nanosecond a nanosecond.
+    pub(crate) fn growth(&self, t: &Task, part: &Part) -> u64 {
+        let gpu = 1000 / u64::from(self.running.max(1));
+        let held = u128::from(part.sums.held.0) * 1000 / u128::from(self.capacity.0.max(1));
+        let memory = u64::try_from(held).unwrap_or(1000).min(1000);
+        self.pace(t).saturating_mul(gpu.max(memory).max(1))
     }
 
     /// What is owed at a time.
@@ -107,6 +167,18 @@ impl Device {
     }
 }
 
+/// Resolution of paces.
+pub(crate) const PACE: u64 = 64;
+
+/// What the virtual times of a device are counted by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    pub(crate) now: Time,
+    /// An even share of the GPU's time.
+    pub(crate) gpu: u64,
+    pub(crate) capacity: Bytes,
+}
+
 /// Sums that are kept up to date with every change of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
@@ -131,11 +203,17 @@ pub(crate) struct Part {
     pub(crate) asking: u32,
     /// Clients that use the GPU, as of their last look.
     pub(crate) active: u32,
+    /// Clients that run, as of their last look.
+    pub(crate) runs: u32,
     /// What nothing may take from it at present.
     pub(crate) protected: Bytes,
-    /// Weighted time on the device, up to `settled_at`.
+    /// Weighted time of its dominant resource on the device, up to `settled_at`.
     pub(crate) virtual_time: u64,
     pub(crate) settled_at: Time,
+    /// [`Clock::gpu`] then.
+    pub(crate) settled_gpu: u64,
+    /// Time that the link was used for it since.
+    pub(crate) link: u64,
     /// Until when one of its clients runs, as far as is known now.
     pub(crate) run_until: Time,
     /// Where it is among those that contend.
@@ -154,15 +232,28 @@ impl Part {
         self.sums.held.saturating_add(self.sums.away)
     }
 
-    pub(crate) fn virtual_time(&self, now: Time, pace: u64) -> u64 {
-        let ran = self.run_until.min(now).0.saturating_sub(self.settled_at.0);
-        self.virtual_time.saturating_add(ran.saturating_mul(pace))
+    /// The most that it used of any resource counts: of the GPU's time, of the memory while it ran, or of the link.
+    pub(crate) fn virtual_time(&self, clock: Clock, pace: u64) -> u64 {
+        let ran = self.run_until.min(clock.now).0.saturating_sub(self.settled_at.0);
+        if ran == 0 && self.link == 0 {
+            return self.virtual_time;
+        }
+        let passed = clock.now.0.saturating_sub(self.settled_at.0);
+        let part_of = |n: u64, of: u64| {
+            u64::try_from(u128::from(ran) * u128::from(n) / u128::from(of.max(1))).unwrap_or(ran)
+        };
+        let gpu = part_of(clock.gpu.saturating_sub(self.settled_gpu), passed).min(ran);
+        let memory = part_of(self.sums.held.0, clock.capacity.0).min(ran);
+        let dominant = gpu.max(memory).max(self.link);
+        self.virtual_time.saturating_add(dominant.saturating_mul(pace))
     }
 
     /// Counts the time up to now. To be called before what it depends on changes.
-    pub(crate) fn settle(&mut self, now: Time, pace: u64) {
-        self.virtual_time = self.virtual_time(now, pace);
-        self.settled_at = now;
+    pub(crate) fn settle(&mut self, clock: Clock, pace: u64) {
+        self.virtual_time = self.virtual_time(clock, pace);
+        self.settled_at = clock.now;
+        self.settled_gpu = clock.gpu;
+        self.link = 0;
     }
 }
 
@@ -194,6 +285,8 @@ pub(crate) struct Index {
 pub(crate) struct RankKey {
     pub(crate) burst: bool,
     pub(crate) patient: bool,
+    /// Only where priorities preempt.
+    pub(crate) class: Reverse<Priority>,
     pub(crate) virtual_time: u64,
     pub(crate) priority: Reverse<Priority>,
     pub(crate) since: Time,
@@ -225,6 +318,8 @@ pub(crate) struct Linked {
     pub(crate) sums: Totals,
     pub(crate) asking: bool,
     pub(crate) active: bool,
+    /// Its time on the GPU counts.
+    pub(crate) runs: bool,
     pub(crate) rank: Option<RankKey>,
     /// What it is served with next, and the least that it could be granted.
     pub(crate) need: Bytes,
@@ -232,6 +327,8 @@ pub(crate) struct Linked {
     pub(crate) holding: Holding,
     /// How much it holds that could be moved.
     pub(crate) movable: Bytes,
+    /// It has waited for longer than patience lasts.
+    pub(crate) waited: bool,
     /// It is not taken from for a while.
     pub(crate) guarded: bool,
     /// An order is open, whatever for.
@@ -250,7 +347,7 @@ impl Linked {
             (
                 l.sums,
                 l.rank,
-                (l.need, l.least),
+                (l.need, l.least, l.waited),
                 l.active,
                 l.movable,
                 l.guarded,
@@ -268,11 +365,13 @@ impl Default for Linked {
             sums: Totals::default(),
             asking: false,
             active: false,
+            runs: false,
             rank: None,
             need: Bytes::ZERO,
             least: Bytes::ZERO,
             holding: Holding::Nothing,
             movable: Bytes::ZERO,
+            waited: false,
             guarded: false,
             ordered: false,
             spare: None,
@@ -471,7 +570,10 @@ pub(crate) struct Client {
     pub(crate) idle_released: bool,
     /// Pausing it is done as far as it goes.
     pub(crate) settled: bool,
+    /// Was told to save itself, when and for what priority.
+    pub(crate) warned: Option<(Time, Priority)>,
     pub(crate) last_reason: Option<ReclaimReason>,
+    pub(crate) last_grounds: Grounds,
     pub(crate) last_outcome: Option<Outcome>,
     pub(crate) state: ClientState,
     pub(crate) state_since: Time,
@@ -510,7 +612,9 @@ impl Client {
             busy: false,
             idle_released: false,
             settled: false,
+            warned: None,
             last_reason: None,
+            last_grounds: Grounds::default(),
             last_outcome: None,
             state: ClientState::Active,
             state_since: now,

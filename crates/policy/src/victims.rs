@@ -252,6 +252,13 @@ impl Arbiter {
         if self.restoring(c) && !r.guaranteed || self.now < c.owed_until {
             return None;
         }
+        if let Some((at, inherited)) = c.warned
+            && self.now < at.after(self.config.preempt_grace)
+            && r.key.priority.0 < inherited
+        {
+            // It is saving itself for a higher priority: who stands between the two must not stop that.
+            return None;
+        }
         let stopped = c.suspended() && !self.restoring(c);
         if !stopped && self.active(c) {
             let yields =

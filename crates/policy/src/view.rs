@@ -264,7 +264,11 @@ impl crate::Arbiter {
     }
 
     fn why(&self, id: ClientId, c: &Client) -> String {
-        let reason = || c.last_reason.map_or_else(String::new, |r| r.to_string());
+        let grounds = &c.last_grounds;
+        let reason = || {
+            c.last_reason
+                .map_or_else(String::new, |r| format!("{r} ({grounds})"))
+        };
         match c.state {
             ClientState::Evicting | ClientState::Released => reason(),
             ClientState::Paused => "paused by hand".into(),

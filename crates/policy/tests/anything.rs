@@ -51,7 +51,7 @@ prop_compose! {
         priority in prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)],
         release in prop::option::of((0u64..20_000).prop_map(std::time::Duration::from_millis)),
     ) -> TaskSpec {
-        TaskSpec { request, limit, priority, idle_release: release }
+        TaskSpec { request, limit, priority, idle_release: release, tenant: Tenant(u32::try_from(request.0 % 3).unwrap()) }
     }
 }
 

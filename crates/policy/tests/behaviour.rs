@@ -1344,7 +1344,10 @@ fn states_have_a_word_a_reason_and_a_time() {
     assert_eq!(waiting.since, d.now);
     d.pass(2 * SECOND);
     assert_eq!(d.client(1).state, ClientState::Evicting);
-    assert_eq!(d.client(1).why, "idle memory needed by c2");
+    assert_eq!(
+        d.client(1).why,
+        "idle memory needed by c2 (idle 1.0 s, burst, priority normal)"
+    );
     assert_eq!(d.client(2).why, "gathering 60 GiB");
     let device = d.arbiter.snapshot().devices[0].clone();
     assert_eq!(device.gathering_for, Some(ClientId(2)));

@@ -121,7 +121,8 @@ fn a_large_job_is_not_starved_by_small_ones() {
         assert!(w.now.since(Time(0)) < seconds(300), "{:#?}", w.arbiter.snapshot());
     }
     assert!(
-        w.programs[9].longest_wait < seconds(120),
+        // Its twenty seconds with all of the card are paid for when the small ones have had theirs with a ninth each.
+        w.programs[9].longest_wait < seconds(240),
         "{:?}",
         w.programs[9].longest_wait
     );
@@ -198,6 +199,7 @@ prop_compose! {
                 limit: spare.map(|s| gib((footprint * processes).max(request) + s)),
                 priority,
                 idle_release: release,
+                ..spec()
             },
             start: Duration::from_millis(start / 50 * 50),
             footprint: gib(footprint),

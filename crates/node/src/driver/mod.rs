@@ -384,7 +384,6 @@ impl Driver {
         while let Some(event) = self.pending.pop_front() {
             let now = self.now();
             self.arbiter.handle_into(now, &event, &mut actions);
-            debug_assert_eq!(self.arbiter.check(), Ok(()), "after {event:?}");
             if let Some(log) = &mut self.log {
                 let record = Record::Step {
                     t: now,
@@ -435,9 +434,15 @@ impl Driver {
                 bytes,
                 depth,
                 reason,
+                grounds,
             } => {
-                self.reclaim(client, order, bytes, depth, &reason.to_string());
+                self.reclaim(client, order, bytes, depth, &format!("{reason} ({grounds})"));
             }
+            Action::Warn {
+                client,
+                by,
+                within_ms,
+            } => say::info!("{client} gives way to {by} in {within_ms} ms"),
             Action::BringBack { client } => {
                 if let Some((peer, device)) = self.clients.get(&client).copied() {
                     self.send(peer, &ToLayer::BringBack { device: device.0 }, Vec::new());
@@ -500,7 +505,7 @@ impl Driver {
         say::debug!("{client} is denied {ask}: {why}");
         let reason = match why {
             DenyReason::OverLimit { .. } => deny::OVER_LIMIT,
-            DenyReason::NeverFits { .. } => deny::NEVER_FITS,
+            DenyReason::NeverFits { .. } | DenyReason::Deadlock { .. } => deny::NEVER_FITS,
             DenyReason::TimedOut => deny::TIMED_OUT,
         };
         self.send(

@@ -277,6 +277,7 @@ impl Driver {
             limit: new.limit,
             priority: new.priority,
             idle_release,
+            tenant: ebb_policy::Tenant(uid),
         };
         let task = Task {
             name: clean_name(&new.name),

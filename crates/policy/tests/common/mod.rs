@@ -19,6 +19,7 @@ pub fn config() -> PolicyConfig {
     PolicyConfig {
         out_rate: 50 << 30,
         in_rate: 50 << 30,
+        turn_per_copy: 10,
         ..PolicyConfig::default()
     }
 }
@@ -234,6 +235,7 @@ impl Desk {
                     bytes,
                     depth,
                     reason,
+                    ..
                 } => Some((client.0, *order, *bytes, *depth, *reason)),
                 _ => None,
             })

@@ -1,0 +1,187 @@
+//! What is done for those who will wait, and for those who would wait for ever.
+//!
+//! * **Marks.** Nothing moves while more than the low mark is free. Then memory that has idled long enough is released up
+//!   to the high mark, in one batch: the next ones who come do not wait for a copy, and a card that has room is left alone.
+//! * **Warning.** Where priorities preempt, a client that is to give way is told, and has its time to save itself. For that
+//!   time it counts as of the priority that it gives way to, so that nobody between the two takes from it what it needs for
+//!   saving.
+//! * **Deadlock.** Movable memory of those who wait goes to whoever is next, so waiting for movable memory always ends. What
+//!   cannot be moved can be held by those who wait for more of it. If everybody who holds such memory waits, and nobody's
+//!   wish can be met, one is refused: the youngest ask of the lowest priority.
+
+use ebb_units::{Bytes, ClientId, DeviceId};
+
+use crate::Arbiter;
+use crate::action::{Action, DenyReason, Depth, ReclaimReason};
+use crate::event::AskKind;
+use crate::rank::{CONSIDERED, Candidate, LOOKED_AT};
+
+/// How many idle clients are looked at for one batch.
+const BATCH: usize = 256;
+
+impl Arbiter {
+    fn thousandths(&self, device: DeviceId, of: u32) -> Bytes {
+        let capacity = u128::from(self.devices[&device].capacity.0);
+        Bytes(u64::try_from(capacity * u128::from(of) / 1000).unwrap_or(u64::MAX))
+    }
+
+    /// Releases idle memory if little is free.
+    pub(crate) fn keep_marks(&mut self, device: DeviceId, out: &mut Vec<Action>) {
+        if self.config.low_mark == 0 {
+            return;
+        }
+        let d = &self.devices[&device];
+        // What is on its way counts.
+        let free = d.free().saturating_add(d.sums.ordered);
+        if free >= self.thousandths(device, self.config.low_mark) {
+            return;
+        }
+        let high = self.config.high_mark.max(self.config.low_mark);
+        let mut short = self.thousandths(device, high).saturating_sub(free);
+        let mut orders: Vec<(ClientId, Bytes)> = Vec::new();
+        for key in d.index.idle.iter().take(BATCH) {
+            if short.is_zero() {
+                break;
+            }
+            let c = &self.clients[&key.client];
+            if self.idle_release_at(c).is_some_and(|at| at <= self.now) {
+                let n = short.min(c.movable());
+                short = short.saturating_sub(n);
+                orders.push((key.client, n));
+            }
+        }
+        for (id, bytes) in orders {
+            // What is left of it may go in the next batch.
+            self.order(id, bytes, Depth::Evict, ReclaimReason::LowMark, out);
+        }
+    }
+
+    /// Tells those who will have to give way to a higher priority.
+    pub(crate) fn warn(&mut self, device: DeviceId, out: &mut Vec<Action>) {
+        if !self.config.preempt {
+            return;
+        }
+        let d = &self.devices[&device];
+        if d.index.rank.is_empty() {
+            let warned: Vec<ClientId> = d.warned.iter().copied().collect();
+            for id in warned {
+                self.unwarn(id);
+            }
+            return;
+        }
+        if d.gathering.is_some() {
+            return;
+        }
+        let waiting = d.index.rank.iter().take(LOOKED_AT).map(|key| self.candidate(key));
+        let next: Option<Candidate> = waiting.filter(|c| self.possible(c)).take(CONSIDERED).next();
+        let Some(next) = next else {
+            return;
+        };
+        let priority = next.key.priority.0;
+        let stopped = d.index.movable[0].saturating_add(d.index.movable[1]);
+        let mut short = next.short.saturating_sub(stopped);
+        let mut warn = Vec::new();
+        for h in self.holders(device) {
+            if short.is_zero() || h.priority >= priority {
+                break;
+            }
+            if h.client.warned.is_none() {
+                warn.push(h.id);
+            }
+            short = short.saturating_sub(h.client.movable());
+        }
+        let now = self.now;
+        let within_ms = u64::try_from(self.config.preempt_grace.as_millis()).unwrap_or(u64::MAX);
+        for id in warn {
+            self.edit(id, |c| c.warned = Some((now, priority)));
+            if let Some(d) = self.devices.get_mut(&device) {
+                d.warned.insert(id);
+                d.again = true;
+            }
+            out.push(Action::Warn {
+                client: id,
+                by: next.client,
+                within_ms,
+            });
+        }
+    }
+
+    /// A warning is over: it gave way, or nobody waits any more.
+    pub(crate) fn unwarn(&mut self, id: ClientId) {
+        let Some(device) = self.clients.get(&id).map(|c| c.device) else {
+            return;
+        };
+        if let Some(d) = self.devices.get_mut(&device)
+            && d.warned.remove(&id)
+        {
+            self.edit(id, |c| c.warned = None);
+        }
+    }
+
+    /// Refuses one ask if everybody waits for everybody.
+    pub(crate) fn break_deadlock(&mut self, device: DeviceId, out: &mut Vec<Action>) {
+        let d = &self.devices[&device];
+        if d.index.rank.is_empty()
+            || d.gathering.is_some()
+            || d.running > 0
+            || !d.sums.ordered.is_zero()
+            || d.over()
+        {
+            return;
+        }
+        // Somebody who holds what is in the way and does not wait may let go of it. Two are needed to wait for each other.
+        let mut holders = 0;
+        for part in d.parts.values().filter(|part| !part.sums.locked.is_zero()) {
+            let all_wait = part.clients.iter().all(|id| {
+                let c = &self.clients[id];
+                !c.asks.is_empty() || c.held().is_zero()
+            });
+            if !all_wait {
+                return;
+            }
+            holders += 1;
+        }
+        if holders < 2 {
+            return;
+        }
+        let mut victim: Option<(Candidate, ebb_units::Priority)> = None;
+        for key in &d.index.rank {
+            let c = self.candidate(key);
+            if self.possible(&c) {
+                return;
+            }
+            let patient = key.since.after(self.config.patience) <= self.now;
+            let allocs = self.clients[&key.client]
+                .asks
+                .iter()
+                .any(|a| a.kind == AskKind::Alloc);
+            let priority = key.priority.0;
+            if patient
+                && allocs
+                && victim.as_ref().is_none_or(|(v, p)| {
+                    (priority, core::cmp::Reverse(key.since)) < (*p, core::cmp::Reverse(v.since))
+                })
+            {
+                victim = Some((c, priority));
+            }
+        }
+        let Some((victim, _)) = victim else {
+            return;
+        };
+        let c = &self.clients[&victim.client];
+        let Some(ask) = c
+            .asks
+            .iter()
+            .rev()
+            .find(|a| a.kind == AskKind::Alloc)
+            .map(|a| a.id)
+        else {
+            return;
+        };
+        let reason = DenyReason::Deadlock {
+            footprint: c.lease.saturating_add(victim.need).saturating_add(victim.later),
+            usable: self.usable(victim.client),
+        };
+        self.deny(victim.client, ask, reason, true, out);
+    }
+}

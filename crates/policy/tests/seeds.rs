@@ -1,0 +1,541 @@
+//! Ten thousand small worlds, each of a seed.
+//!
+//! `EBB_SEED=123 cargo test -p ebb-policy --test seeds -- --nocapture` runs one again and prints what happened.
+//!
+//! Each world is a card and two to five tasks that allocate, work, idle and end, with orders that take the time of their
+//! copies or fail, pauses and changed limits. Its own accounts are held against these, after every event:
+//! * the card is never over-granted, no task passes its limit;
+//! * a task within its request that uses the GPU is not taken from, and its asks within the request are not refused;
+//! * nobody waits longer than the stated bound: `starve_after`, and for each task a turn and its copying, twice;
+//! * there is no livelock: the world ends, with a bounded number of events;
+//! * the same events give the same actions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ebb_policy::*;
+use ebb_units::{Bytes, ClientId, DeviceId, OrderId, Priority, TaskId};
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+
+const CARD: u64 = 100;
+const MS: u64 = 1_000_000;
+/// Nanoseconds to copy a GiB.
+const GIB_TIME: u64 = 20 * MS;
+const STARVE: Duration = Duration::from_secs(20);
+
+fn config() -> PolicyConfig {
+    PolicyConfig {
+        starve_after: STARVE,
+        patience: Duration::from_secs(2),
+        out_rate: 50 << 30,
+        in_rate: 50 << 30,
+        order_timeout: Duration::from_secs(10),
+        retry_max: Duration::from_secs(2),
+        ..PolicyConfig::default()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Begin(usize),
+    /// It uses the GPU, or wants to.
+    Use(usize),
+    Copied(usize, OrderId),
+    Back(usize),
+    Pause(usize),
+    Resume(usize),
+    /// The arbiter's own deadline.
+    Tick,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Program {
+    spec: TaskSpec,
+    footprint: u64,
+    bursts: u64,
+    uses: u64,
+    idle: u64,
+    left: u64,
+    lease: u64,
+    live: u64,
+    away: u64,
+    /// Lease granted for what is away.
+    coming: u64,
+    ask: Option<(AskId, AskKind, u64, u64)>,
+    asks: u64,
+    order: Option<(OrderId, u64, bool)>,
+    paused: bool,
+    last_use: u64,
+    begun: bool,
+    ended: bool,
+    longest: u64,
+}
+
+struct World {
+    seed: u64,
+    random: Pcg64Mcg,
+    arbiter: Arbiter,
+    now: u64,
+    due: BTreeSet<(u64, u64, Due)>,
+    number: u64,
+    programs: Vec<Program>,
+    log: Vec<(Time, Event, Vec<Action>)>,
+    faults: u64,
+    loud: bool,
+}
+
+impl World {
+    fn new(seed: u64, loud: bool) -> Self {
+        let mut w = Self {
+            seed,
+            random: Pcg64Mcg::seed_from_u64(seed),
+            arbiter: Arbiter::new(config()),
+            now: 0,
+            due: BTreeSet::new(),
+            number: 0,
+            programs: Vec::new(),
+            log: Vec::new(),
+            faults: 0,
+            loud,
+        };
+        let faults = w.below(4);
+        w.faults = [0, 0, 50, 200][faults];
+        w.tell(Event::Device {
+            device: DeviceId(0),
+            capacity: Bytes::gib(CARD),
+            unmanaged: Bytes::ZERO,
+        });
+        let tasks = 2 + w.below(4);
+        let mut requested = 0;
+        for n in 0..tasks {
+            let footprint = 1 + w.draw(90);
+            let mut request = w.draw(40) * u64::from(w.below(3) == 0);
+            if requested + request > CARD {
+                request = 0;
+            }
+            requested += request;
+            let limit = (w.below(3) == 0).then(|| Bytes::gib(footprint.max(request) + w.draw(10)));
+            let priority = w.below(3);
+            let priority = [Priority::Low, Priority::Normal, Priority::High][priority];
+            let idle = w.draw(6000) * u64::from(w.below(2) == 0);
+            let spec = TaskSpec {
+                request: Bytes::gib(request),
+                limit,
+                priority,
+                idle_release: (w.below(3) > 0).then(|| Duration::from_secs(1 + w.draw(5))),
+                tenant: Tenant(u32::try_from(w.below(2)).unwrap()),
+            };
+            let (bursts, uses) = (1 + w.draw(3), 1 + w.draw(12));
+            w.programs.push(Program {
+                spec,
+                footprint,
+                bursts,
+                uses,
+                idle,
+                ..Program::default()
+            });
+            let start = w.draw(4000) * MS;
+            w.at(start, Due::Begin(n));
+            if w.below(8) == 0 {
+                let when = start + w.draw(10_000) * MS;
+                w.at(when, Due::Pause(n));
+                let until = when + w.draw(3000) * MS;
+                w.at(until, Due::Resume(n));
+            }
+        }
+        w
+    }
+
+    fn draw(&mut self, below: u64) -> u64 {
+        self.random.next_u64() % below.max(1)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.draw(n as u64)).unwrap()
+    }
+
+    fn at(&mut self, when: u64, due: Due) {
+        self.number += 1;
+        self.due.insert((when, self.number, due));
+    }
+
+    fn wrong(&self, what: &str) -> ! {
+        let tail: Vec<_> = self.log.iter().rev().take(12).rev().collect();
+        panic!(
+            "seed {}: {what} at {:?}\n{:#?}\n{tail:#?}",
+            self.seed,
+            Time(self.now),
+            self.arbiter.snapshot()
+        );
+    }
+
+    fn tell(&mut self, event: Event) {
+        let actions = self.arbiter.handle(Time(self.now), &event);
+        if self.loud {
+            println!("{:?} {event:?} -> {actions:?}", Time(self.now));
+        }
+        self.log.push((Time(self.now), event, actions.clone()));
+        for action in actions {
+            self.obey(&action);
+        }
+        let held: u64 = self.programs.iter().map(|p| p.lease).sum();
+        if held > CARD {
+            self.wrong("over-granted");
+        }
+        for (n, p) in self
+            .programs
+            .iter()
+            .enumerate()
+            .filter(|(_, p)| p.begun && !p.ended)
+        {
+            if p.spec.limit.is_some_and(|limit| Bytes::gib(p.lease) > limit) {
+                self.wrong("a limit is passed");
+            }
+            if self.arbiter.lease(ClientId(n as u64)).unwrap_or_default() != Bytes::gib(p.lease) {
+                self.wrong("the accounts differ");
+            }
+        }
+    }
+
+    fn obey(&mut self, action: &Action) {
+        let now = self.now;
+        match *action {
+            Action::Grant {
+                client,
+                ask,
+                bytes,
+                complete,
+            } => {
+                let n = usize::try_from(client.0).unwrap();
+                let bytes = bytes.0 >> 30;
+                let p = &mut self.programs[n];
+                let Some((open, kind, left, since)) = p.ask.filter(|a| a.0 == ask && bytes <= a.2) else {
+                    self.wrong("a grant for nothing");
+                };
+                p.lease += bytes;
+                if kind == AskKind::Alloc {
+                    p.live += bytes;
+                } else {
+                    p.coming += bytes;
+                }
+                p.ask = (!complete).then_some((open, kind, left - bytes, since));
+                if complete {
+                    p.longest = p.longest.max(now - since);
+                    let wait = if kind == AskKind::Alloc {
+                        0
+                    } else {
+                        p.away * GIB_TIME
+                    };
+                    let due = if kind == AskKind::Alloc {
+                        Due::Use(n)
+                    } else {
+                        Due::Back(n)
+                    };
+                    self.at(now + wait, due);
+                }
+            }
+            Action::Deny {
+                client,
+                ask,
+                reason,
+                last,
+            } => {
+                let n = usize::try_from(client.0).unwrap();
+                let p = &self.programs[n];
+                let Some((_, kind, ..)) = p.ask.filter(|a| a.0 == ask) else {
+                    self.wrong("a denial of nothing");
+                };
+                if kind == AskKind::Restore {
+                    self.wrong("a restore is denied");
+                }
+                if Bytes::gib(p.footprint) <= p.spec.request {
+                    self.wrong(&format!("an ask within the request is denied: {reason}"));
+                }
+                let _ = last;
+                self.programs[n].ask = None;
+                self.programs[n].ended = true;
+                self.at(now, Due::Use(n));
+            }
+            Action::Reclaim {
+                client,
+                order,
+                bytes,
+                depth,
+                reason,
+                ..
+            } => {
+                let n = usize::try_from(client.0).unwrap();
+                let p = &self.programs[n];
+                let protected =
+                    Bytes::gib(p.lease + p.away - p.coming) <= p.spec.request && now < p.last_use + 1000 * MS;
+                let own = matches!(reason, ReclaimReason::Paused | ReclaimReason::IdleRelease);
+                if protected && !own && !p.paused && p.ask.is_none() && depth == Depth::Evict && p.away == 0 {
+                    self.wrong("taken from a task within its request that uses the GPU");
+                }
+                if p.order.is_some() {
+                    self.wrong("two orders");
+                }
+                let take = (bytes.0 >> 30).min(p.lease);
+                let copy = take.saturating_sub(p.coming);
+                let busy = self.draw(1000) < self.faults;
+                self.programs[n].order = Some((order, take, busy));
+                let wait = if busy { 300 * MS } else { copy * GIB_TIME };
+                self.at(now + wait, Due::Copied(n, order));
+            }
+            Action::CancelReclaim { client, order } => {
+                let n = usize::try_from(client.0).unwrap();
+                if let Some((open, take, _)) = &mut self.programs[n].order
+                    && *open == order
+                {
+                    *take = 0;
+                    self.at(now, Due::Copied(n, order));
+                }
+            }
+            Action::TaskRefused { .. } => self.wrong("a task is refused"),
+            _ => {}
+        }
+    }
+
+    fn ask(&mut self, n: usize, kind: AskKind, gibs: u64) {
+        let p = &mut self.programs[n];
+        p.asks += 1;
+        let ask = AskId(p.asks);
+        p.ask = Some((ask, kind, gibs, self.now));
+        self.tell(Event::Ask {
+            client: ClientId(n as u64),
+            ask,
+            kind,
+            bytes: Bytes::gib(gibs),
+            long: true,
+        });
+    }
+
+    fn happen(&mut self, due: Due) {
+        let now = self.now;
+        match due {
+            Due::Tick => self.tell(Event::Tick),
+            Due::Pause(n) | Due::Resume(n) if !self.programs[n].begun || self.programs[n].ended => {}
+            Due::Pause(n) => {
+                self.programs[n].paused = true;
+                self.tell(Event::Pause {
+                    task: TaskId(n as u64),
+                });
+            }
+            Due::Resume(n) => {
+                self.programs[n].paused = false;
+                if let Some((_, _, _, since)) = &mut self.programs[n].ask {
+                    *since = now;
+                }
+                self.tell(Event::Resume {
+                    task: TaskId(n as u64),
+                });
+            }
+            Due::Begin(n) => {
+                let spec = self.programs[n].spec.clone();
+                let (task, client) = (TaskId(n as u64), ClientId(n as u64));
+                self.programs[n].begun = true;
+                self.programs[n].left = self.programs[n].uses;
+                self.tell(Event::TaskAdded {
+                    task,
+                    spec,
+                    devices: vec![DeviceId(0)],
+                    adopt: false,
+                });
+                self.tell(Event::ClientJoined {
+                    client,
+                    task,
+                    device: DeviceId(0),
+                    lease: Bytes::ZERO,
+                    evicted: Bytes::ZERO,
+                    overhead: Bytes::ZERO,
+                });
+                self.ask(n, AskKind::Alloc, self.programs[n].footprint);
+            }
+            Due::Use(n) => self.uses(n),
+            Due::Copied(n, order) => self.copied(n, order),
+            Due::Back(n) => {
+                let p = &mut self.programs[n];
+                if p.ended || p.coming < p.away || p.away == 0 {
+                    // An order came between, or it is for a later restore.
+                    if !p.ended && p.ask.is_none() && p.away > 0 && p.order.is_none() {
+                        self.at(now, Due::Use(n));
+                    }
+                    return;
+                }
+                let copied = p.away;
+                p.live += p.away;
+                p.away = 0;
+                p.coming = 0;
+                self.tell(Event::Restored {
+                    client: ClientId(n as u64),
+                    copied: Bytes::gib(copied),
+                    nanos: copied * GIB_TIME,
+                });
+                self.at(now, Due::Use(n));
+            }
+        }
+    }
+
+    fn uses(&mut self, n: usize) {
+        let now = self.now;
+        let p = &mut self.programs[n];
+        let gone = p.ended && p.lease == 0 && p.live == 0 && !p.begun;
+        if gone || p.ask.is_some() {
+            return;
+        }
+        if p.ended || (p.left == 0 && p.bursts == 0) {
+            if p.begun {
+                p.ended = true;
+                p.begun = false;
+                (p.lease, p.live, p.away, p.coming, p.order) = (0, 0, 0, 0, None);
+                self.tell(Event::TaskRemoved {
+                    task: TaskId(n as u64),
+                });
+            }
+            return;
+        }
+        if p.order.is_some() {
+            // The gate is closed.
+            self.at(now + 50 * MS, Due::Use(n));
+            return;
+        }
+        if p.away > 0 {
+            let missing = p.away.saturating_sub(p.coming);
+            if missing > 0 {
+                self.ask(n, AskKind::Restore, missing);
+            }
+            return;
+        }
+        p.last_use = now;
+        p.left -= 1;
+        let mut next = now + 300 * MS;
+        if p.left == 0 {
+            p.bursts -= 1;
+            if p.bursts > 0 {
+                p.left = p.uses;
+                next = now + p.idle * MS + 300 * MS;
+            }
+        }
+        self.tell(Event::Touched {
+            client: ClientId(n as u64),
+        });
+        self.at(next, Due::Use(n));
+    }
+
+    fn copied(&mut self, n: usize, order: OrderId) {
+        let p = &mut self.programs[n];
+        let Some((_, take, busy)) = p.order.take_if(|o| o.0 == order) else {
+            return;
+        };
+        let client = ClientId(n as u64);
+        let mut outcome = Outcome::Done;
+        let mut copied = 0;
+        if busy && take > 0 {
+            outcome = Outcome::Busy;
+        } else if take > 0 {
+            let lease = p.coming.min(take);
+            p.coming -= lease;
+            copied = (take - lease).min(p.live);
+            p.live -= copied;
+            p.away += copied;
+            p.lease -= lease + copied;
+            self.tell(Event::ReclaimProgress {
+                client,
+                order,
+                bytes: Bytes::gib(lease + copied),
+            });
+        }
+        self.tell(Event::ReclaimDone {
+            client,
+            order,
+            outcome,
+            copied: Bytes::gib(copied),
+            nanos: copied * GIB_TIME,
+        });
+        let p = &self.programs[n];
+        if p.away > 0 && p.coming >= p.away {
+            self.at(self.now, Due::Back(n));
+        } else if p.away > 0 && p.left > 0 && p.ask.is_none() && self.now < p.last_use + 400 * MS {
+            // It was in the middle of its work.
+            self.at(self.now, Due::Use(n));
+        }
+    }
+
+    fn run(mut self) {
+        // Each burst needs a restore, each restore a turn of everybody else: far more than any world takes.
+        let most_events = 20_000;
+        let most_time = 3600 * 1000 * MS;
+        while self.programs.iter().any(|p| !p.ended) {
+            let deadline = self.arbiter.next_deadline().map(|t| t.0.max(self.now));
+            let first = self.due.first().map(|d| d.0);
+            let tick = match (deadline, first) {
+                (None, None) => self.wrong("nothing will ever happen again"),
+                (Some(d), Some(f)) => d < f,
+                (d, _) => d.is_some(),
+            };
+            let due = if tick {
+                self.now = deadline.unwrap_or(self.now);
+                Due::Tick
+            } else {
+                let (when, _, due) = self.due.pop_first().unwrap();
+                self.now = self.now.max(when);
+                due
+            };
+            self.happen(due);
+            if self.log.len() > most_events || self.now > most_time {
+                self.wrong("livelock");
+            }
+        }
+        let turn = |p: &Program| 21 * 2 * p.footprint * GIB_TIME + 2000 * MS;
+        let all: u64 = self.programs.iter().map(turn).sum();
+        let paused = 4000 * MS + 10_000 * MS;
+        let bound = u64::try_from(STARVE.as_nanos()).unwrap() + 2 * all + paused;
+        if let Some(p) = self.programs.iter().find(|p| p.longest > bound) {
+            self.wrong(&format!(
+                "{:?} waited for, the bound is {:?}",
+                Time(p.longest),
+                Time(bound)
+            ));
+        }
+        let mut again = Arbiter::new(config());
+        for (time, event, actions) in &self.log {
+            assert_eq!(
+                &again.handle(*time, event),
+                actions,
+                "seed {}: another run does otherwise",
+                self.seed
+            );
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_worlds() {
+    if let Some(seed) = std::env::var("EBB_SEED").ok().and_then(|s| s.parse().ok()) {
+        return World::new(seed, true).run();
+    }
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get() as u64);
+    let failed: BTreeMap<u64, String> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|first| {
+                scope.spawn(move || {
+                    let mut failed = BTreeMap::new();
+                    for seed in (first..10_000).step_by(threads as usize) {
+                        let run = std::panic::catch_unwind(|| World::new(seed, false).run());
+                        if let Err(e) = run {
+                            let text = e.downcast_ref::<String>().cloned().unwrap_or_default();
+                            failed.insert(seed, text.lines().next().unwrap_or_default().to_string());
+                        }
+                        if failed.len() > 5 {
+                            break;
+                        }
+                    }
+                    failed
+                })
+            })
+            .collect();
+        workers.into_iter().flat_map(|w| w.join().unwrap()).collect()
+    });
+    assert!(failed.is_empty(), "run one again with EBB_SEED: {failed:#?}");
+}

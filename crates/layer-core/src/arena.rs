@@ -9,6 +9,8 @@
 //! thread, ahead of need; nobody who evicts, restores or frees waits for them. A segment is handed out in pieces only
 //! when it is ready, and leaves only when it is empty.
 //!
+//! What a chunk left here when it came back is *kept* ([`crate::kept`]), and gives way to whoever needs the room.
+//!
 //! # Locks
 //! `state` may be taken under a device's lock, and the link's outbox and the events under it. No driver call is made
 //! under it.
@@ -22,13 +24,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockRead
 use std::time::Instant;
 
 use ebb_alloc::{HostSlots, Piece};
-use ebb_device::{DeviceError, HostAddr};
+use ebb_device::{DeviceError, Fingerprint, HostAddr};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::{MAX_FDS, SegmentInfo};
 use ebb_units::Bytes;
 
 use crate::core::Core;
 use crate::fd::{ChildSlot, OurFd};
+use crate::kept::{HostCopy, KeptCopies, Ticket};
 use crate::pace::Pace;
 use crate::threads;
 pub(crate) use tier::Readiness;
@@ -81,6 +84,7 @@ enum Job {
 #[derive(Debug, Default)]
 struct State {
     slots: HostSlots,
+    kept: KeptCopies,
     segments: BTreeMap<u64, Segment>,
     jobs: VecDeque<Job>,
     /// Bytes that the daemon wants back, beyond what is leaving.
@@ -114,7 +118,10 @@ pub(crate) struct Arena {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sums {
     pub(crate) total: u64,
+    /// By what is away.
     pub(crate) used: u64,
+    /// By copies of what is back.
+    pub(crate) kept: u64,
     pub(crate) registered: u64,
     pub(crate) segments: u64,
     pub(crate) lost: u64,
@@ -145,9 +152,60 @@ impl Arena {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for a chunk, with host addresses; all of it or nothing.
+    /// Room for a chunk, with host addresses; all of it or nothing. Kept copies give way.
     pub(crate) fn take(&self, len: u64, granule: u64) -> Option<Vec<Piece>> {
-        self.lock().slots.take(len, granule)
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if state.room(granule) < len {
+            return None;
+        }
+        loop {
+            let taken = state.slots.take(len, granule);
+            if taken.is_some() || !state.kept.give_up_oldest(&mut state.slots) {
+                return taken;
+            }
+        }
+    }
+
+    /// Keeps the copy of what is back on the card, as long as nobody needs the room. `Err` if it is needed already: the
+    /// copy is the caller's to give back.
+    pub(crate) fn keep(&self, copy: HostCopy, at_most: u64) -> Result<Ticket, HostCopy> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let bytes: u64 = copy.pieces.iter().map(|piece| piece.len).sum();
+        let leaves = |piece: &Piece| state.segments.get(&piece.segment).is_none_or(|s| s.unknown);
+        let of_use = !copy.pieces.is_empty() && !copy.prints.is_empty();
+        if !of_use || state.recall > 0 || bytes > at_most || copy.pieces.iter().any(leaves) {
+            return Err(copy);
+        }
+        while state.kept.bytes() > at_most - bytes {
+            state.kept.give_up_oldest(&mut state.slots);
+        }
+        Ok(state.kept.add(copy))
+    }
+
+    /// Takes a kept copy back, to be used as the chunk's own. `None` if it had to give way.
+    pub(crate) fn claim(&self, ticket: Option<Ticket>) -> Option<HostCopy> {
+        self.lock().kept.claim(ticket?)
+    }
+
+    /// What a kept copy is a copy of. `None` if it had to give way.
+    pub(crate) fn prints_of(&self, ticket: Ticket) -> Option<Vec<Fingerprint>> {
+        self.lock().kept.get(ticket).map(|copy| copy.prints.clone())
+    }
+
+    /// Kept copies that are of no use any more.
+    pub(crate) fn give_up(&self, tickets: impl IntoIterator<Item = Ticket>) {
+        let mut tickets = tickets.into_iter().peekable();
+        if tickets.peek().is_none() {
+            return;
+        }
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        for ticket in tickets {
+            state.kept.give_up(ticket, &mut state.slots);
+        }
+        self.send_off(state);
     }
 
     /// Wakes the arena's thread.
@@ -158,7 +216,7 @@ impl Arena {
 
     /// Whether [`Self::take`] would find room.
     pub(crate) fn has_room(&self, len: u64, granule: u64) -> bool {
-        self.lock().slots.available(granule) >= len
+        self.lock().room(granule) >= len
     }
 
     /// Where pieces are, once they are pinned again if they are to be.
@@ -201,6 +259,7 @@ impl Arena {
 
     /// Lets empty segments leave, as far as the daemon asked.
     fn send_off(&self, state: &mut State) {
+        state.give_way();
         for (id, bytes) in state.slots.empty() {
             let Some(segment) = state.segments.get_mut(&id) else {
                 continue;
@@ -298,6 +357,18 @@ impl Arena {
             core.wake_devices();
             core.link.poke();
             state = self.lock();
+            if state.jobs.is_empty() {
+                // What came has been taken in, and something may leave by it: time to make ready for that. Done once.
+                drop(state);
+                let registering = self.registering();
+                for device in core.devices() {
+                    if !device.lock().stop {
+                        device.memory.expect_fingerprints();
+                    }
+                }
+                drop(registering);
+                state = self.lock();
+            }
         }
     }
 
@@ -476,6 +547,7 @@ impl Arena {
             jobs,
             segments,
             slots,
+            kept,
             ..
         } = state;
         jobs.retain(|job| match job {
@@ -496,7 +568,10 @@ impl Arena {
             .map(|segment| segment.bytes)
             .sum();
         let arriving = arriving(jobs);
-        let room = slots.available(granule).saturating_add(arriving);
+        let room = slots
+            .available(granule)
+            .saturating_add(kept.room(granule))
+            .saturating_add(arriving);
         let needed = staying
             .saturating_add(arriving)
             .saturating_add(more.saturating_sub(room));
@@ -533,6 +608,7 @@ impl Arena {
                 if !resumed {
                     segment.unknown = true;
                     state.slots.set_closed(*id, true);
+                    state.kept.leave(*id, &mut state.slots);
                 }
                 continue;
             }
@@ -576,7 +652,8 @@ impl Arena {
         let state = self.lock();
         Sums {
             total: state.slots.total(),
-            used: state.slots.used(),
+            used: state.slots.used() - state.kept.bytes(),
+            kept: state.kept.bytes(),
             registered: state
                 .segments
                 .values()
@@ -606,6 +683,45 @@ fn arriving_fd(fds: &[ChildSlot], core: &Core, fd: &OurFd) {
     if !fds.iter().any(|slot| slot.set(fd)) {
         core.events
             .note("more arena segments than a forked child can close");
+    }
+}
+
+impl State {
+    /// Bytes that [`Arena::take`] could give.
+    fn room(&self, granule: u64) -> u64 {
+        self.slots
+            .available(granule)
+            .saturating_add(self.kept.room(granule))
+    }
+
+    /// Kept copies leave segments that hold nothing else, as far as the daemon asked for more than is empty.
+    fn give_way(&mut self) {
+        if self.recall == 0 || self.urgent || self.kept.bytes() == 0 {
+            return;
+        }
+        let stays = |id: &u64| self.segments.get(id).is_some_and(|s| !s.leaving && !s.unknown);
+        let empty = self.slots.empty();
+        let empty: u64 = empty
+            .iter()
+            .filter(|(id, _)| stays(id))
+            .map(|(_, bytes)| bytes)
+            .sum();
+        let mut missing = self.recall.saturating_sub(empty);
+        let mut only_kept: Vec<(u64, u64)> = self
+            .kept
+            .by_segment()
+            .into_iter()
+            .filter(|(id, kept)| stays(id) && self.slots.used_in(*id) == *kept)
+            .map(|(id, kept)| (kept, id))
+            .collect();
+        only_kept.sort_unstable();
+        for (_, id) in only_kept {
+            let Some(segment) = self.segments.get(&id).filter(|_| missing > 0) else {
+                break;
+            };
+            missing = missing.saturating_sub(segment.bytes);
+            self.kept.leave(id, &mut self.slots);
+        }
     }
 }
 

@@ -42,6 +42,8 @@ pub struct Config {
     pub cache_max: Bytes,
     /// The largest physical chunk. What a good size is: see `chunk_size` in `pool`.
     pub chunk_max: Bytes,
+    /// Host memory that copies of what is back on the card may keep, as long as nobody needs it.
+    pub keep_max: Bytes,
     /// Nothing is oversubscribed: an allocation that has no room now fails now, and free memory is what could be had without anybody's
     /// eviction.
     pub strict: bool,
@@ -81,13 +83,14 @@ impl Config {
             usage_every: Duration::from_millis(100),
             cache_max: Bytes::gib(1),
             chunk_max: Bytes::mib(128),
+            keep_max: Bytes(u64::MAX),
             strict: false,
             ahead_max: Bytes::mib(64),
             host,
         }
     }
 
-    /// As the environment of this process says: `EBB_SOCKET_DIR`, `EBB_TASK_TOKEN`, `EBB_LOG`, `EBB_STRICT`.
+    /// As the environment of this process says: `EBB_SOCKET_DIR`, `EBB_TASK_TOKEN`, `EBB_LOG`, `EBB_STRICT`, `EBB_KEEP`.
     #[must_use]
     pub fn from_env(host: Arc<dyn HostMemory>) -> Self {
         let path = |name| {
@@ -114,6 +117,10 @@ impl Config {
             log: path("EBB_LOG"),
             strict: std::env::var(paths::ENV_STRICT)
                 .is_ok_and(|value| matches!(value.as_str(), "1" | "on" | "true" | "yes")),
+            keep_max: std::env::var(paths::ENV_KEEP)
+                .ok()
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(Bytes(u64::MAX)),
             ..Self::new(host)
         }
     }

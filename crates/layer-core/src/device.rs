@@ -94,6 +94,10 @@ pub(crate) struct Counters {
     pub(crate) no_room: u64,
     pub(crate) failed: u64,
     pub(crate) driver_errors: u64,
+    /// Bytes that left without a copy because their kept copy was as they were.
+    pub(crate) bytes_unchanged: u64,
+    /// Bytes that left without a copy because they were zero.
+    pub(crate) bytes_zero: u64,
     pub(crate) out_of_memory_answers: u64,
 }
 
@@ -124,6 +128,8 @@ pub(crate) struct State {
     /// The daemon says that what is away will be needed: it comes back without a touch.
     pub(crate) bring_back: bool,
     pub(crate) failing: Option<Failing>,
+    /// The last time fingerprints were asked for, there were none.
+    pub(crate) unprinted: bool,
     /// The driver or the context is gone.
     pub(crate) dead: bool,
     /// The device is being detached: the owner ends.
@@ -185,6 +191,7 @@ impl Device {
                 closed: false,
                 bring_back: false,
                 failing: None,
+                unprinted: false,
                 dead: false,
                 stop: false,
                 owner_ended: false,

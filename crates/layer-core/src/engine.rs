@@ -758,7 +758,9 @@ pub(crate) fn free_on(core: &Core, device: &Device, ptr: u64) -> Result<(), Free
         freed = state.pool.free_span(span);
     }
     let evicted_any = state.closed;
+    let outdated = state.pool.take_outdated();
     drop(state);
+    core.arena.give_up(outdated);
     if let Freed::Apart(apart, pieces) = freed {
         core.arena.give_back(&pieces);
         device.take_apart(core, &apart);

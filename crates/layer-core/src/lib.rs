@@ -27,6 +27,7 @@ mod events;
 mod fd;
 pub mod gate;
 pub mod host;
+mod kept;
 mod link;
 mod pace;
 mod pins;

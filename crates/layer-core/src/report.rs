@@ -136,6 +136,7 @@ fn write(core: &Core, total: u64, events: &[(std::time::Duration, String)]) -> S
         let sums = core.arena.sums();
         json.number("bytes", sums.total);
         json.number("used", sums.used);
+        json.number("kept", sums.kept);
         json.number("registered", sums.registered);
         json.number("segments", sums.segments);
         json.number("arriving", sums.arriving);
@@ -298,6 +299,8 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
         json.number("evictions", c.evictions);
         json.number("restores", c.restores);
         json.number("bytes_out", c.bytes_out);
+        json.number("bytes_unchanged", c.bytes_unchanged);
+        json.number("bytes_zero", c.bytes_zero);
         json.number("bytes_in", c.bytes_in);
         json.number("nanos_out", c.nanos_out);
         json.number("nanos_in", c.nanos_in);

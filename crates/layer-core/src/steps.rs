@@ -122,21 +122,29 @@ pub(crate) fn take_away(memory: &dyn DeviceMemory, at: u64, len: u64, handle: Ha
     take_down(memory, one).err()
 }
 
-/// Enqueues the copies of one chunk, piece by piece, and a marker behind them. On an error some may be under way:
-/// see [`settle`].
+/// Enqueues the copies of the given runs of one chunk (where in it, and how long; in order), piece by piece, and a marker
+/// behind them. On an error some may be under way: see [`settle`].
 pub(crate) fn enqueue(
     memory: &dyn DeviceMemory,
     direction: Direction,
     at: u64,
     pieces: &[(ebb_device::HostAddr, Piece)],
+    runs: &[(u64, u64)],
 ) -> Result<Marker, DeviceError> {
-    let mut device = at;
-    for (host, piece) in pieces {
-        match direction {
-            Direction::Out => memory.copy_out(*host, device, piece.len)?,
-            Direction::In => memory.copy_in(device, *host, piece.len)?,
+    for (run, len) in runs {
+        let mut start = 0;
+        for (host, piece) in pieces {
+            let from = (*run).max(start);
+            let to = (run + len).min(start + piece.len);
+            if from < to {
+                let host = host.offset(from - start);
+                match direction {
+                    Direction::Out => memory.copy_out(host, at + from, to - from)?,
+                    Direction::In => memory.copy_in(at + from, host, to - from)?,
+                }
+            }
+            start += piece.len;
         }
-        device += piece.len;
     }
     memory.mark(direction)
 }

@@ -10,6 +10,8 @@ pub const ENV_TOKEN: &str = "EBB_TASK_TOKEN";
 pub const ENV_SWITCH: &str = "EBB";
 /// Environment: `1` makes the library take only what nobody holds: nothing is oversubscribed by this program.
 pub const ENV_STRICT: &str = "EBB_STRICT";
+/// How much host memory copies of what is back on the card may keep in a process: a quantity; all that there is if unset.
+pub const ENV_KEEP: &str = "EBB_KEEP";
 /// Folder of the system's daemon.
 pub const SYSTEM_DIR: &str = "/run/ebb";
 /// The layer's socket in that folder.

@@ -25,6 +25,7 @@ use ebb_alloc::{AddressSpace, Blocks, Piece};
 use ebb_device::Handle;
 
 use crate::error::FreeError;
+use crate::kept::{HostCopy, Ticket};
 use crate::pins::{Held, PinError, Pins};
 pub(crate) use books::Books;
 pub(crate) use moves::{ChunkId, choose};
@@ -55,7 +56,7 @@ pub(crate) enum Place {
     /// On the card, mapped.
     Device(Handle),
     /// In the arena.
-    Host(Vec<Piece>),
+    Host(HostCopy),
     /// The owner thread is moving it and knows the rest.
     Moving,
 }
@@ -66,6 +67,8 @@ pub(crate) struct Chunk {
     pub(crate) at: u64,
     pub(crate) len: u64,
     pub(crate) place: Place,
+    /// While it is on the card: the copy of what it was when it came back.
+    pub(crate) kept: Option<Ticket>,
 }
 
 /// What a span is for.
@@ -175,6 +178,8 @@ pub(crate) struct Pool {
     ages: u64,
     blocks: Blocks<Tag>,
     stuck: Vec<Stuck>,
+    /// Kept copies of what was freed, to be given up.
+    outdated: Vec<Ticket>,
     remains: Vec<crate::vmm::Remains>,
     live_large: u64,
     next_id: u64,
@@ -196,6 +201,7 @@ impl Pool {
             ages: 0,
             blocks: Blocks::default(),
             stuck: Vec::new(),
+            outdated: Vec::new(),
             remains: Vec::new(),
             live_large: 0,
             next_id: 1,
@@ -462,6 +468,7 @@ impl Pool {
                     at,
                     len: *len,
                     place: Place::Device(*handle),
+                    kept: None,
                 };
                 at += len;
                 chunk
@@ -588,6 +595,8 @@ impl Pool {
             return Freed::Wait(base);
         }
         span.freeing = false;
+        self.outdated
+            .extend(span.chunks.iter_mut().filter_map(|chunk| chunk.kept.take()));
         self.books.allocated -= span.len;
         let resident = span
             .chunks
@@ -614,7 +623,7 @@ impl Pool {
             match chunk.place {
                 Place::Host(mut host) => {
                     self.books.evicted -= chunk.len;
-                    pieces.append(&mut host);
+                    pieces.append(&mut host.pieces);
                     self.give_run(chunk.at, chunk.len);
                 }
                 _ => on_device.push(chunk),
@@ -625,6 +634,11 @@ impl Pool {
             return Freed::Done;
         }
         Freed::Apart(apart, pieces)
+    }
+
+    /// The kept copies of what was freed since the last call.
+    pub(crate) fn take_outdated(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.outdated)
     }
 
     /// The live allocation that contains an address.

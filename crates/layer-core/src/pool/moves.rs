@@ -4,10 +4,11 @@ use ebb_alloc::Piece;
 use ebb_device::Handle;
 
 use super::{Kind, Place, Pool, Stuck};
+use crate::kept::{HostCopy, Ticket};
 use crate::pins::Held;
 
 /// A chunk, by its span and its place in it. Chunks of a live span neither move nor change their number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ChunkId {
     pub(crate) span: u64,
     pub(crate) index: usize,
@@ -80,13 +81,23 @@ impl Pool {
     /// The chunks in host memory, each with its pieces there.
     pub(crate) fn evicted_chunks(&self) -> impl Iterator<Item = (&[Piece], ChunkId)> {
         self.movable().filter_map(|(span, index, _, place)| match place {
-            Place::Host(pieces) => Some((pieces.as_slice(), ChunkId { span, index })),
+            Place::Host(copy) => Some((copy.pieces.as_slice(), ChunkId { span, index })),
             _ => None,
         })
     }
 
-    /// Starts to move a chunk out. `None` if it isn't there any more.
-    pub(crate) fn begin_out(&mut self, id: ChunkId) -> Option<(u64, u64, Handle)> {
+    /// A chunk on the card: its address, handle and kept copy.
+    pub(crate) fn on_card(&self, id: ChunkId) -> Option<(u64, Handle, Option<Ticket>)> {
+        let chunk = self.spans.get(&id.span)?.chunks.get(id.index)?;
+        match chunk.place {
+            Place::Device(handle) => Some((chunk.at, handle, chunk.kept)),
+            _ => None,
+        }
+    }
+
+    /// Starts to move a chunk out: its address, length and handle, and its kept copy, which is the caller's now.
+    /// `None` if it isn't there any more.
+    pub(crate) fn begin_out(&mut self, id: ChunkId) -> Option<(u64, u64, Handle, Option<Ticket>)> {
         if self.pins.is_held(Held::Span(id.span)) {
             return None;
         }
@@ -100,10 +111,10 @@ impl Pool {
         };
         chunk.place = Place::Moving;
         span.moving += 1;
-        Some((chunk.at, chunk.len, handle))
+        Some((chunk.at, chunk.len, handle, chunk.kept.take()))
     }
 
-    fn end_move(&mut self, id: ChunkId, place: Place) -> u64 {
+    fn end_move(&mut self, id: ChunkId, place: Place, kept: Option<Ticket>) -> u64 {
         let Some(span) = self.spans.get_mut(&id.span) else {
             debug_assert!(false, "a span with a moving chunk stays");
             return 0;
@@ -113,19 +124,20 @@ impl Pool {
             return 0;
         };
         chunk.place = place;
+        chunk.kept = kept;
         chunk.len
     }
 
     /// The chunk is in host memory and gone from the card.
-    pub(crate) fn moved_out(&mut self, id: ChunkId, pieces: Vec<Piece>) {
-        let len = self.end_move(id, Place::Host(pieces));
+    pub(crate) fn moved_out(&mut self, id: ChunkId, copy: HostCopy) {
+        let len = self.end_move(id, Place::Host(copy), None);
         self.books.evicted += len;
         self.books.give(len);
     }
 
     /// The chunk is in host memory, its addresses are unmapped, and the driver would not take the handle back.
-    pub(crate) fn moved_out_but_stuck(&mut self, id: ChunkId, pieces: Vec<Piece>, handle: Handle) {
-        let len = self.end_move(id, Place::Host(pieces));
+    pub(crate) fn moved_out_but_stuck(&mut self, id: ChunkId, copy: HostCopy, handle: Handle) {
+        let len = self.end_move(id, Place::Host(copy), None);
         self.books.evicted += len;
         self.books.stuck += len;
         self.stuck.push(Stuck {
@@ -138,12 +150,12 @@ impl Pool {
 
     /// The chunk stays on the card.
     pub(crate) fn stays(&mut self, id: ChunkId, handle: Handle) {
-        self.end_move(id, Place::Device(handle));
+        self.end_move(id, Place::Device(handle), None);
     }
 
-    /// Starts to move a chunk in, if there is lease for it: its address, length and pieces. `Err` says how much lease is
+    /// Starts to move a chunk in, if there is lease for it: its address, length and copy. `Err` says how much lease is
     /// missing; `Ok(None)` that it isn't there any more.
-    pub(crate) fn begin_in(&mut self, id: ChunkId) -> Result<Option<(u64, u64, Vec<Piece>)>, u64> {
+    pub(crate) fn begin_in(&mut self, id: ChunkId) -> Result<Option<(u64, u64, HostCopy)>, u64> {
         let Some(span) = self.spans.get_mut(&id.span) else {
             return Ok(None);
         };
@@ -153,30 +165,30 @@ impl Pool {
         let Some(chunk) = span.chunks.get_mut(id.index) else {
             return Ok(None);
         };
-        let Place::Host(pieces) = &chunk.place else {
+        let Place::Host(copy) = &chunk.place else {
             return Ok(None);
         };
         if !self.books.alone && self.books.unused() < chunk.len {
             return Err(chunk.len - self.books.unused());
         }
-        let pieces = pieces.clone();
+        let copy = copy.clone();
         chunk.place = Place::Moving;
         span.moving += 1;
         let (at, len) = (chunk.at, chunk.len);
         self.books.take(len);
-        Ok(Some((at, len, pieces)))
+        Ok(Some((at, len, copy)))
     }
 
-    /// The chunk is on the card; its pieces are free.
-    pub(crate) fn moved_in(&mut self, id: ChunkId, handle: Handle) -> u64 {
-        let len = self.end_move(id, Place::Device(handle));
+    /// The chunk is on the card; its copy is the caller's, or kept.
+    pub(crate) fn moved_in(&mut self, id: ChunkId, handle: Handle, kept: Option<Ticket>) -> u64 {
+        let len = self.end_move(id, Place::Device(handle), kept);
         self.books.evicted -= len;
         len
     }
 
     /// The chunk stays in host memory. What the driver would not take back of the attempt is in `stuck`.
-    pub(crate) fn not_moved_in(&mut self, id: ChunkId, pieces: Vec<Piece>, stuck: Option<Stuck>) {
-        let len = self.end_move(id, Place::Host(pieces));
+    pub(crate) fn not_moved_in(&mut self, id: ChunkId, copy: HostCopy, stuck: Option<Stuck>) {
+        let len = self.end_move(id, Place::Host(copy), None);
         match stuck {
             Some(one) => {
                 self.books.stuck += len;

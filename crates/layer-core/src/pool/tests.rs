@@ -110,7 +110,7 @@ fn a_free_waits_for_what_moves_and_nothing_else_is_moved_then() {
     let mut pool = pool();
     let ptr = build(&mut pool, 2 * MIB);
     let all = pool.candidates(u64::MAX);
-    let (_, len, handle) = pool.begin_out(all[0].0).unwrap();
+    let (_, len, handle, _) = pool.begin_out(all[0].0).unwrap();
     assert!(matches!(pool.free(ptr), Ok(Freed::Wait(span)) if span == ptr));
     assert!(matches!(pool.free(ptr), Err(FreeError::Invalid)), "freed twice");
     assert_eq!(
@@ -124,7 +124,7 @@ fn a_free_waits_for_what_moves_and_nothing_else_is_moved_then() {
         offset: 0,
         len,
     };
-    pool.moved_out(all[0].0, vec![piece]);
+    pool.moved_out(all[0].0, HostCopy::plain(vec![piece]));
     let _ = handle;
     let Freed::Apart(apart, pieces) = pool.free_span(ptr) else {
         panic!("part of it is in host memory")

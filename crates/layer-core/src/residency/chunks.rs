@@ -9,16 +9,32 @@ use ebb_device::{DeviceError, Handle};
 use crate::arena::Readiness;
 use crate::core::Core;
 use crate::device::{Device, State};
+use crate::kept::{HostCopy, Ticket};
 use crate::pool::{ChunkId, Stuck, choose};
 use crate::steps;
 use crate::vmm::{self, Away, Remains, Seat};
 
 /// A piece of memory that moves as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Chunk {
     Pool(ChunkId),
     /// By its handle.
     Program(u64),
+}
+
+impl Chunk {
+    /// Where all of it can be read as it lies, its handle, and its kept copy. Takes no driver call.
+    pub(super) fn readable(
+        self,
+        core: &Core,
+        device: &Device,
+        state: &State,
+    ) -> Option<(u64, Handle, Option<Ticket>)> {
+        match self {
+            Self::Pool(id) => state.pool.on_card(id),
+            Self::Program(handle) => core.vmm.readable(&*device.memory, handle),
+        }
+    }
 }
 
 /// What an eviction of `bytes` may take, in the order in which it takes them, with the bytes that each has to copy: what
@@ -111,8 +127,12 @@ const UNREADABLE: DeviceError = DeviceError::Driver {
 #[derive(Debug)]
 pub(super) struct Out {
     pub(super) len: u64,
-    /// Whether its bytes are to be copied.
-    pub(super) copies: bool,
+    /// Whether somebody can have written it.
+    pub(super) written: bool,
+    /// The physical memory.
+    pub(super) handle: Handle,
+    /// Its kept copy, if it has one still: the mover's now.
+    pub(super) kept: Option<Ticket>,
     what: OutOf,
 }
 
@@ -121,7 +141,6 @@ enum OutOf {
     Pool {
         id: ChunkId,
         at: u64,
-        handle: Handle,
     },
     Program {
         handle: u64,
@@ -135,18 +154,22 @@ impl Out {
     pub(super) fn begin(core: &Core, state: &mut State, chunk: Chunk) -> Option<Self> {
         match chunk {
             Chunk::Pool(id) => {
-                let (at, len, handle) = state.pool.begin_out(id)?;
+                let (at, len, handle, kept) = state.pool.begin_out(id)?;
                 Some(Self {
                     len,
-                    copies: true,
-                    what: OutOf::Pool { id, at, handle },
+                    written: true,
+                    handle,
+                    kept,
+                    what: OutOf::Pool { id, at },
                 })
             }
             Chunk::Program(handle) => {
                 let leaving = core.vmm.begin_out(&state.pool, handle)?;
                 Some(Self {
                     len: leaving.len,
-                    copies: leaving.written,
+                    written: leaving.written,
+                    handle: leaving.real,
+                    kept: leaving.kept,
                     what: OutOf::Program {
                         handle,
                         leaving,
@@ -195,31 +218,26 @@ impl Out {
     /// It stays on the card; nothing was done with it.
     pub(super) fn stays_locked(self, core: &Core, state: &mut State) {
         match self.what {
-            OutOf::Pool { id, handle, .. } => state.pool.stays(id, handle),
+            OutOf::Pool { id, .. } => state.pool.stays(id, self.handle),
             OutOf::Program { handle, leaving, .. } => core.vmm.stays(handle, leaving.real),
         }
     }
 
     /// Its bytes are safe: takes it off the card. What failed, and whether it is on the card still.
-    pub(super) fn take_down(
-        mut self,
-        core: &Core,
-        device: &Device,
-        pieces: Vec<Piece>,
-    ) -> Result<(), Undone> {
+    pub(super) fn take_down(mut self, core: &Core, device: &Device, copy: HostCopy) -> Result<(), Undone> {
         self.leave_seat(device);
         let memory = &*device.memory;
         match &self.what {
-            OutOf::Pool { id, at, handle } => {
+            OutOf::Pool { id, at } => {
                 if let Err(error) = memory.unmap(*at, self.len) {
                     self.stays_locked(core, &mut device.lock());
-                    return Err(Undone::Stands("unmapping", error, pieces));
+                    return Err(Undone::Stands("unmapping", error, copy));
                 }
-                let released = memory.release(*handle);
+                let released = memory.release(self.handle);
                 let pool = &mut device.lock().pool;
                 match released {
-                    Ok(()) => pool.moved_out(*id, pieces),
-                    Err(_) => pool.moved_out_but_stuck(*id, pieces, *handle),
+                    Ok(()) => pool.moved_out(*id, copy),
+                    Err(_) => pool.moved_out_but_stuck(*id, copy, self.handle),
                 }
                 released.map_err(|error| Undone::Stuck("releasing", error))
             }
@@ -227,16 +245,16 @@ impl Out {
                 match vmm::take_down(memory, self.len, leaving.real, &leaving.maps) {
                     vmm::Down::Gone => {
                         let pool = &mut device.lock().pool;
-                        core.vmm.moved_out(pool, *handle, pieces, None);
+                        core.vmm.moved_out(pool, *handle, copy, None);
                         Ok(())
                     }
                     vmm::Down::Stands(error) => {
                         self.stays_locked(core, &mut device.lock());
-                        Err(Undone::Stands("unmapping", error, pieces))
+                        Err(Undone::Stands("unmapping", error, copy))
                     }
                     vmm::Down::Remains(error, remains) => {
                         let pool = &mut device.lock().pool;
-                        core.vmm.moved_out(pool, *handle, pieces, Some(remains));
+                        core.vmm.moved_out(pool, *handle, copy, Some(remains));
                         Err(Undone::Stuck("releasing", error))
                     }
                 }
@@ -248,8 +266,8 @@ impl Out {
 /// What [`Out::take_down`] could not do.
 #[derive(Debug)]
 pub(super) enum Undone {
-    /// It is on the card as before; the pieces are not needed.
-    Stands(&'static str, DeviceError, Vec<Piece>),
+    /// It is on the card as before; the copy is not needed.
+    Stands(&'static str, DeviceError, HostCopy),
     /// Its bytes are in host memory, and something of it is on the card still.
     Stuck(&'static str, DeviceError),
 }
@@ -258,8 +276,8 @@ pub(super) enum Undone {
 #[derive(Debug)]
 pub(super) struct In {
     pub(super) len: u64,
-    /// Where its bytes are; nowhere if there are none.
-    pub(super) pieces: Vec<Piece>,
+    /// Where its bytes are.
+    pub(super) copy: HostCopy,
     what: InTo,
     real: Option<Handle>,
 }
@@ -281,15 +299,15 @@ impl In {
     /// Begins, if there is lease for it. `Err` says how much is missing; `Ok(None)` that it is not away any more.
     pub(super) fn begin(core: &Core, state: &mut State, chunk: Chunk) -> Result<Option<Self>, u64> {
         Ok(match chunk {
-            Chunk::Pool(id) => state.pool.begin_in(id)?.map(|(at, len, pieces)| Self {
+            Chunk::Pool(id) => state.pool.begin_in(id)?.map(|(at, len, copy)| Self {
                 len,
-                pieces,
+                copy,
                 what: InTo::Pool { id, at },
                 real: None,
             }),
             Chunk::Program(handle) => core.vmm.begin_in(&mut state.pool, handle)?.map(|away| Self {
                 len: away.len,
-                pieces: away.pieces.clone(),
+                copy: away.copy.clone(),
                 what: InTo::Program {
                     handle,
                     away,
@@ -325,7 +343,7 @@ impl In {
             },
             InTo::Program { away, seat, .. } => {
                 match vmm::put_up(memory, self.len, &away.props, &away.maps) {
-                    Ok(real) if self.pieces.is_empty() => {
+                    Ok(real) if self.copy.is_blank() => {
                         self.real = Some(real);
                         return Ok((self, 0));
                     }
@@ -353,14 +371,14 @@ impl In {
     fn stays_away(self, core: &Core, device: &Device, left: Left) {
         let pool = &mut device.lock().pool;
         match (self.what, left) {
-            (InTo::Pool { id, .. }, Left::Pool(stuck)) => pool.not_moved_in(id, self.pieces, stuck),
-            (InTo::Pool { id, .. }, Left::Program(_)) => pool.not_moved_in(id, self.pieces, None),
+            (InTo::Pool { id, .. }, Left::Pool(stuck)) => pool.not_moved_in(id, self.copy, stuck),
+            (InTo::Pool { id, .. }, Left::Program(_)) => pool.not_moved_in(id, self.copy, None),
             (InTo::Program { handle, .. }, left) => {
                 let remains = match left {
                     Left::Program(remains) => remains,
                     Left::Pool(_) => None,
                 };
-                core.vmm.not_moved_in(pool, handle, self.pieces, remains);
+                core.vmm.not_moved_in(pool, handle, self.copy, remains);
             }
         }
     }
@@ -380,7 +398,7 @@ impl In {
         self.stays_away(core, device, left);
     }
 
-    /// Its bytes are there. Returns the pieces, which are free.
+    /// Its bytes are there. Returns the pieces that are free: all of them, or none if they are kept.
     pub(super) fn done(mut self, core: &Core, device: &Device) -> Vec<Piece> {
         if let InTo::Program { seat, .. } = &mut self.what
             && let Some(seat) = seat.take()
@@ -388,18 +406,22 @@ impl In {
             let remains = seat.leave(&*device.memory, self.len);
             device.lock().pool.keep_remains(remains);
         }
+        let (kept, free) = match core.arena.keep(self.copy, core.config.keep_max.get()) {
+            Ok(ticket) => (Some(ticket), Vec::new()),
+            Err(copy) => (None, copy.pieces),
+        };
         let mut state = device.lock();
         match (&self.what, self.real) {
             (InTo::Pool { id, .. }, Some(real)) => {
-                state.pool.moved_in(*id, real);
+                state.pool.moved_in(*id, real, kept);
             }
             (InTo::Program { handle, .. }, Some(real)) => {
-                core.vmm.moved_in(&mut state.pool, *handle, real);
+                core.vmm.moved_in(&mut state.pool, *handle, real, kept);
             }
             (_, None) => debug_assert!(false, "only what was brought is done"),
         }
         state.failing = None;
-        self.pieces
+        free
     }
 }
 

@@ -4,29 +4,35 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ebb_alloc::Piece;
 use ebb_device::{DeviceError, Direction, Marker};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::outcome;
 use ebb_units::Bytes;
 
 use super::chunks::{self, Chunk, Out, Undone};
+use super::survey::Survey;
 use super::{DEPTH, reopen};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
+use crate::kept::HostCopy;
 use crate::{beside, steps, streamed};
 
 /// A chunk whose copy is under way, or that needs none.
 struct Leaving {
     out: Out,
-    pieces: Vec<Piece>,
+    /// Where its bytes are when the marker is reached.
+    copy: HostCopy,
     marker: Option<Marker>,
+    /// Bytes of the copy.
+    copied: u64,
 }
 
 /// What an order did.
 #[derive(Default)]
 struct Done {
     copied: u64,
+    unchanged: u64,
+    zero: u64,
     from: Option<Instant>,
     until: Option<Instant>,
 }
@@ -59,8 +65,10 @@ pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
     let mut state = device.lock();
     state.current = None;
     let counters = &mut state.counters;
-    counters.evictions += u64::from(done.copied > 0);
+    counters.evictions += u64::from(done.copied + done.unchanged + done.zero > 0);
     counters.bytes_out += done.copied;
+    counters.bytes_unchanged += done.unchanged;
+    counters.bytes_zero += done.zero;
     counters.nanos_out += nanos;
     match result {
         outcome::BUSY => counters.busy += 1,
@@ -138,9 +146,12 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             _ => (0, 0),
         }
     };
-    if !core.arena.has_room(all, granule) {
+    let mut room = core.arena.has_room(all, granule);
+    if !room {
         core.link.send(core.arena.want_now(all, granule));
-        if !await_room(core, device, order, first) {
+        room = await_room(core, device, order, first);
+        // What is zero needs no room. To find that out costs the program some milliseconds, and somebody waits for it.
+        if !room && (device.lock().unprinted || device.lock().is_void(order)) {
             core.arena.want_no_more();
             core.link.poke();
             return outcome::NO_ROOM;
@@ -154,7 +165,7 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     // What streams freed is nobody's now, whatever they were doing: it goes without a copy.
     streamed::after_quiet(core, device.index);
     give_without_copy(core, device, order, left);
-    let result = copy_out(core, device, order, left, done);
+    let result = copy_out(core, device, order, room, left, done);
     core.arena.want_no_more();
     core.link.poke();
     beside::send_away(core, device, order);
@@ -253,20 +264,26 @@ fn note_error(core: &Core, device: &Device, doing: &str, error: DeviceError) {
     }
 }
 
-/// The pipeline: while one chunk copies, the one before it is unmapped and released. `None` if nothing went wrong.
+/// The pipeline: while one chunk copies, the one before it is unmapped and released. `None` if nothing went wrong. Without
+/// `room`, only what needs none leaves.
 fn copy_out(
     core: &Arc<Core>,
     device: &Device,
     order: &Order,
+    room: bool,
     left: &mut u64,
     done: &mut Done,
 ) -> Option<u32> {
-    let mut todo: VecDeque<Chunk> = {
-        let mut state = device.lock();
-        state.phase = Phase::CopyingOut;
-        let chosen = chunks::candidates(core, device, &state, *left);
-        chosen.into_iter().map(|(chunk, _)| chunk).collect()
+    device.lock().phase = Phase::CopyingOut;
+    let (survey, leaving) = if *left > 0 {
+        Survey::take(core, device, *left)
+    } else {
+        Default::default()
     };
+    let mut todo = VecDeque::from(leaving.free);
+    if room {
+        todo.extend(leaving.copied);
+    }
     let granule = device.memory.granularity();
     let mut under_way: VecDeque<Leaving> = VecDeque::new();
     let mut result = None;
@@ -279,7 +296,7 @@ fn copy_out(
             };
             match todo.pop_front() {
                 Some(_) if void => result = Some(outcome::FAILED),
-                Some(id) => match begin(core, device, id, done) {
+                Some(id) => match begin(core, device, id, &survey, done) {
                     Begun::UnderWay(chunk) => {
                         under_way.push_back(chunk);
                         continue;
@@ -307,7 +324,7 @@ fn copy_out(
         let Some(chunk) = under_way.pop_front() else {
             // Nothing under way: either all is done, or there is nothing more to begin.
             if result.is_some() || *left == 0 || todo.is_empty() {
-                return result;
+                return result.or((*left > 0 && !room).then_some(outcome::NO_ROOM));
             }
             continue;
         };
@@ -327,64 +344,93 @@ enum Begun {
     Failed,
 }
 
-fn begin(core: &Core, device: &Device, chunk: Chunk, done: &mut Done) -> Begun {
+fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut Done) -> Begun {
     let memory = &*device.memory;
     let granule = memory.granularity();
-    let (mut out, pieces) = {
+    let (mut out, copy, runs) = {
         let mut state = device.lock();
         let Some(out) = Out::begin(core, &mut state, chunk) else {
             return Begun::Gone;
         };
-        let pieces = if out.copies {
-            core.arena.take(out.len, granule)
-        } else {
-            Some(Vec::new())
-        };
-        let Some(pieces) = pieces else {
+        let Some((copy, runs)) = copy_for(core, &out, chunk, survey, granule) else {
             let len = out.len;
             out.stays_locked(core, &mut state);
             drop(state);
             device.wake();
             return Begun::NoRoom(len);
         };
-        (out, pieces)
+        (out, copy, runs)
     };
-    if !out.copies {
+    done.from.get_or_insert_with(Instant::now);
+    if runs.is_empty() {
         return Begun::UnderWay(Leaving {
             out,
-            pieces,
+            copy,
             marker: None,
+            copied: 0,
         });
     }
-    done.from.get_or_insert_with(Instant::now);
     let at = match out.seat(device) {
         Ok(at) => at,
         Err(error) => {
             note_error(core, device, "making room to copy from", error);
-            stay(core, device, out, &pieces, false);
+            stay(core, device, out, &copy, false);
             return Begun::Failed;
         }
     };
-    match steps::enqueue(memory, Direction::Out, at, &core.arena.addresses(&pieces)) {
+    let pieces = core.arena.addresses(&copy.pieces);
+    match steps::enqueue(memory, Direction::Out, at, &pieces, &runs) {
         Ok(marker) => Begun::UnderWay(Leaving {
             out,
-            pieces,
+            copy,
             marker: Some(marker),
+            copied: runs.iter().map(|(_, len)| len).sum(),
         }),
         Err(error) => {
             note_error(core, device, "copying out", error);
-            stay(core, device, out, &pieces, true);
+            stay(core, device, out, &copy, true);
             Begun::Failed
         }
     }
 }
 
+/// What is to be a chunk's copy, and the runs of it that are not in it yet. `None` if there is no room.
+fn copy_for(
+    core: &Core,
+    out: &Out,
+    chunk: Chunk,
+    survey: &Survey,
+    granule: u64,
+) -> Option<(HostCopy, Vec<(u64, u64)>)> {
+    if !out.written {
+        return Some(Default::default());
+    }
+    let kept = core.arena.claim(out.kept);
+    let prints = survey.of(chunk, out.handle);
+    if !prints.is_empty() && prints.iter().all(|print| print.zero) {
+        core.arena.give_back(&kept.unwrap_or_default().pieces);
+        let pieces = Vec::new();
+        return Some((HostCopy { pieces, prints }, Vec::new()));
+    }
+    let known = !prints.is_empty();
+    let (pieces, stale) = match kept {
+        Some(kept) => {
+            let stale = known.then(|| kept.stale(out.len, &prints));
+            (kept.pieces, stale)
+        }
+        None => (core.arena.take(out.len, granule)?, None),
+    };
+    let copy = HostCopy { pieces, prints };
+    let stale = stale.unwrap_or_else(|| copy.filled(out.len));
+    Some((copy, stale))
+}
+
 /// The chunk stays where it is.
-fn stay(core: &Core, device: &Device, out: Out, pieces: &[Piece], unsure: bool) {
+fn stay(core: &Core, device: &Device, out: Out, copy: &HostCopy, unsure: bool) {
     if unsure && !steps::settle(&*device.memory, Direction::Out) {
-        core.arena.lose(pieces);
+        core.arena.lose(&copy.pieces);
     } else {
-        core.arena.give_back(pieces);
+        core.arena.give_back(&copy.pieces);
     }
     out.stays(core, device);
     device.wake();
@@ -392,25 +438,32 @@ fn stay(core: &Core, device: &Device, out: Out, pieces: &[Piece], unsure: bool) 
 
 /// Waits for a copy, then lets the chunk's memory go. `false` if the chunk is still there.
 fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool {
-    let Leaving { out, pieces, marker } = chunk;
-    let len = out.len;
-    let copied = marker.is_some();
-    if let Some(marker) = marker {
-        if let Err(error) = device.memory.wait(marker) {
-            note_error(core, device, "copying out", error);
-            stay(core, device, out, &pieces, true);
-            return false;
-        }
-        done.until = Some(Instant::now());
+    let Leaving {
+        out,
+        copy,
+        marker,
+        copied,
+    } = chunk;
+    if let Some(marker) = marker
+        && let Err(error) = device.memory.wait(marker)
+    {
+        note_error(core, device, "copying out", error);
+        stay(core, device, out, &copy, true);
+        return false;
     }
-    let down = out.take_down(core, device, pieces);
-    if copied && !matches!(down, Err(Undone::Stands(..))) {
-        done.copied += len;
+    let zero: u64 = copy.zeros(out.len).iter().map(|(_, len)| len).sum();
+    let unchanged = if out.written { out.len - copied - zero } else { 0 };
+    let down = out.take_down(core, device, copy);
+    if !matches!(down, Err(Undone::Stands(..))) {
+        done.until = Some(Instant::now());
+        done.copied += copied;
+        done.zero += zero;
+        done.unchanged += unchanged;
     }
     let gone = match down {
         Ok(()) => true,
-        Err(Undone::Stands(doing, error, pieces)) => {
-            core.arena.give_back(&pieces);
+        Err(Undone::Stands(doing, error, copy)) => {
+            core.arena.give_back(&copy.pieces);
             note_error(core, device, doing, error);
             false
         }

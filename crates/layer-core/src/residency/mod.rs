@@ -14,6 +14,7 @@
 //! * What moves is a chunk of the pool or a memory that the program made itself; `chunks` makes one form of both.
 //! * A chunk is in one place. What moves is known to the owner alone ([`crate::pool::Place::Moving`]); frees of it wait
 //!   for these few milliseconds.
+//! * What need not be copied is not ([`survey`]): what equals its kept copy, and what is zero.
 //! * Any failure leaves chunks on the card or in host memory, whole. While one is in host memory the gate stays closed.
 //! * Lease is counted before the driver's call on the way in, and after it on the way out.
 //! * No driver call is made under a lock; waiting is bounded, or ends with a change of state.
@@ -21,6 +22,9 @@
 mod chunks;
 mod evict;
 mod restore;
+mod survey;
+#[cfg(test)]
+mod clean_tests;
 #[cfg(test)]
 mod tests;
 

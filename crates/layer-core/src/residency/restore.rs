@@ -29,8 +29,11 @@ const ASK_AGAIN: Duration = Duration::from_millis(250);
 struct Coming {
     chunk: In,
     marker: Option<Marker>,
+    /// Bytes of the copy.
+    copied: u64,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one at a time, and most are this")]
 enum Begun {
     UnderWay(Coming),
     /// No chunk that can be begun with the lease that there is, or none at all.
@@ -63,7 +66,7 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
             }
         }
         if let Some(chunk) = under_way.pop_front() {
-            let bytes = chunk.marker.as_ref().map_or(0, |_| chunk.chunk.len);
+            let bytes = chunk.copied;
             if finish(core, device, chunk) {
                 copied += bytes;
                 until = Some(Instant::now());
@@ -241,16 +244,26 @@ fn begin(core: &Arc<Core>, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun
             return Begun::Failed;
         }
     };
-    if coming.pieces.is_empty() {
+    if coming.copy.is_blank() {
         return Begun::UnderWay(Coming {
             chunk: coming,
             marker: None,
+            copied: 0,
         });
     }
-    match steps::enqueue(memory, Direction::In, at, &core.arena.addresses(&coming.pieces)) {
+    let filled = coming.copy.filled(coming.len);
+    let fill = || {
+        for (from, len) in coming.copy.zeros(coming.len) {
+            memory.zero(at + from, len)?;
+        }
+        let pieces = core.arena.addresses(&coming.copy.pieces);
+        steps::enqueue(memory, Direction::In, at, &pieces, &filled)
+    };
+    match fill() {
         Ok(marker) => Begun::UnderWay(Coming {
             chunk: coming,
             marker: Some(marker),
+            copied: filled.iter().map(|(_, len)| len).sum(),
         }),
         Err(error) => {
             failure(core, device, "copying in", error);
@@ -271,7 +284,7 @@ fn undo(core: &Core, device: &Device, chunk: In) {
 
 /// Waits for a copy. `false` if the chunk is still in host memory.
 fn finish(core: &Core, device: &Device, coming: Coming) -> bool {
-    let Coming { chunk, marker } = coming;
+    let Coming { chunk, marker, .. } = coming;
     if let Some(marker) = marker
         && let Err(error) = device.memory.wait(marker)
     {

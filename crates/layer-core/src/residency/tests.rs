@@ -24,7 +24,9 @@ fn out_and_back_at_the_same_addresses_with_the_same_bytes() {
         let end = daemon.reclaim(u64::MAX);
         assert!(done(end), "{end:?}");
         assert_eq!((end.freed, rig.card.used(), daemon.lease()), (before, 0, 0));
-        assert_eq!(end.copied, before);
+        // Unchanged memory is not copied again; that it cannot be told costs a copy and nothing else.
+        assert_eq!(end.copied, if round == 2 { 0 } else { before });
+        rig.fake.forget_fingerprints(round == 2);
         for (ptr, size, seed) in &all {
             assert!(rig.holds(*ptr, *size, *seed), "round {round}");
         }

@@ -271,9 +271,10 @@ impl Engine {
 /// A memory is out of the table: gives back what it is made of.
 fn end(core: &Core, gone: Gone) {
     let device = core.device(gone.device);
+    core.arena.give_up(gone.kept);
     match gone.place {
-        Place::Host(pieces) => {
-            core.arena.give_back(&pieces);
+        Place::Host(copy) => {
+            core.arena.give_back(&copy.pieces);
             if let Some(device) = &device {
                 device.lock().pool.program_gone_away(gone.len);
             }

@@ -3,10 +3,11 @@
 //! Each call is made with the device locked, so that its sums and the table change together.
 
 use ebb_alloc::Piece;
-use ebb_device::{Handle, Props};
+use ebb_device::{DeviceMemory, Handle, Props};
 
 use super::table::Place;
-use super::{Mapped, Remains, Vmm};
+use super::{Mapped, Remains, Seat, Vmm};
+use crate::kept::{HostCopy, Ticket};
 use crate::pins::{Held, PinReason};
 use crate::pool::Pool;
 
@@ -18,6 +19,8 @@ pub(crate) struct Leaving {
     pub(crate) maps: Vec<Mapped>,
     /// Its bytes are worth a copy.
     pub(crate) written: bool,
+    /// The copy of what it was when it came back.
+    pub(crate) kept: Option<Ticket>,
 }
 
 /// A memory that begins to come back.
@@ -26,8 +29,7 @@ pub(crate) struct Away {
     pub(crate) len: u64,
     pub(crate) props: Props,
     pub(crate) maps: Vec<Mapped>,
-    /// Where its bytes are; nowhere if nobody wrote any.
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) copy: HostCopy,
 }
 
 impl Vmm {
@@ -101,7 +103,7 @@ impl Vmm {
                 .iter()
                 .filter(|(_, memory)| memory.device == device)
                 .filter_map(|(handle, memory)| match &memory.place {
-                    Place::Host(pieces) => Some((pieces.clone(), *handle)),
+                    Place::Host(copy) => Some((copy.pieces.clone(), *handle)),
                     _ => None,
                 })
                 .collect();
@@ -110,7 +112,23 @@ impl Vmm {
         })
     }
 
-    /// Starts to move one out. `None` if it is not there any more, or must stay.
+    /// One on the card, where all of it can be read: where, its real handle, and its kept copy.
+    pub(crate) fn readable(
+        &self,
+        device: &dyn DeviceMemory,
+        handle: u64,
+    ) -> Option<(u64, Handle, Option<Ticket>)> {
+        self.with(|table| {
+            let memory = table.memories.get(&handle)?;
+            let Place::Card(real) = memory.place else {
+                return None;
+            };
+            let at = Seat::find(device, memory.len, &table.mappings_of(memory))?;
+            Some((at, real, memory.kept))
+        })
+    }
+
+    /// Starts to move one out; its kept copy is the caller's. `None` if it is not there any more, or must stay.
     pub(crate) fn begin_out(&self, pool: &Pool, handle: u64) -> Option<Leaving> {
         if pool.pins.is_held(Held::Handle(handle)) {
             return None;
@@ -125,26 +143,21 @@ impl Vmm {
                 real,
                 maps: table.mappings_of(memory),
                 written: memory.written,
+                kept: memory.kept,
             };
-            table.place(handle, Place::Moving);
+            table.place(handle, Place::Moving, None);
             Some(leaving)
         })
     }
 
     /// It stays on the card.
     pub(crate) fn stays(&self, handle: u64, real: Handle) {
-        self.with(|table| table.place(handle, Place::Card(real)));
+        self.with(|table| table.place(handle, Place::Card(real), None));
     }
 
     /// It is gone from the card, except for what remains.
-    pub(crate) fn moved_out(
-        &self,
-        pool: &mut Pool,
-        handle: u64,
-        pieces: Vec<Piece>,
-        remains: Option<Remains>,
-    ) {
-        let len = self.with(|table| table.place(handle, Place::Host(pieces)));
+    pub(crate) fn moved_out(&self, pool: &mut Pool, handle: u64, copy: HostCopy, remains: Option<Remains>) {
+        let len = self.with(|table| table.place(handle, Place::Host(copy), None));
         pool.books.evicted += len;
         pool.books.give(len);
         pool.keep_remains(remains);
@@ -156,7 +169,7 @@ impl Vmm {
             let Some(memory) = table.memories.get(&handle) else {
                 return Ok(None);
             };
-            let Place::Host(pieces) = &memory.place else {
+            let Place::Host(copy) = &memory.place else {
                 return Ok(None);
             };
             let unused = pool.books.unused();
@@ -167,17 +180,17 @@ impl Vmm {
                 len: memory.len,
                 props: memory.props,
                 maps: table.mappings_of(memory),
-                pieces: pieces.clone(),
+                copy: copy.clone(),
             };
-            table.place(handle, Place::Moving);
+            table.place(handle, Place::Moving, None);
             pool.books.take(away.len);
             Ok(Some(away))
         })
     }
 
-    /// It is on the card; its pieces are free.
-    pub(crate) fn moved_in(&self, pool: &mut Pool, handle: u64, real: Handle) {
-        let len = self.with(|table| table.place(handle, Place::Card(real)));
+    /// It is on the card; its copy is the caller's, or kept.
+    pub(crate) fn moved_in(&self, pool: &mut Pool, handle: u64, real: Handle, kept: Option<Ticket>) {
+        let len = self.with(|table| table.place(handle, Place::Card(real), kept));
         pool.books.evicted -= len;
     }
 
@@ -186,10 +199,10 @@ impl Vmm {
         &self,
         pool: &mut Pool,
         handle: u64,
-        pieces: Vec<Piece>,
+        copy: HostCopy,
         remains: Option<Remains>,
     ) {
-        let len = self.with(|table| table.place(handle, Place::Host(pieces)));
+        let len = self.with(|table| table.place(handle, Place::Host(copy), None));
         pool.books.give(len);
         pool.keep_remains(remains);
     }
@@ -211,12 +224,13 @@ impl Vmm {
 
 impl super::Table {
     /// A memory is somewhere else from now on; its size.
-    fn place(&mut self, handle: u64, place: Place) -> u64 {
+    fn place(&mut self, handle: u64, place: Place, kept: Option<Ticket>) -> u64 {
         let Some(memory) = self.memories.get_mut(&handle) else {
             debug_assert!(false, "what moves is not taken out of the table");
             return 0;
         };
         memory.place = place;
+        memory.kept = kept;
         memory.len
     }
 }

@@ -61,6 +61,18 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
+    /// A mapping of the program over all of the memory that this device may read and write.
+    pub(crate) fn find(memory: &dyn DeviceMemory, len: u64, maps: &[Mapped]) -> Option<u64> {
+        let own = Grant {
+            location: memory.location(),
+            flags: Grant::READ_WRITE,
+        };
+        let found = maps
+            .iter()
+            .find(|mapping| mapping.size == len && mapping.grants.contains(&own))?;
+        Some(found.at)
+    }
+
     /// A mapping of the program over all of the memory that this device may write, or one that we make.
     pub(crate) fn take(
         memory: &dyn DeviceMemory,
@@ -68,18 +80,8 @@ impl Seat {
         real: Handle,
         maps: &[Mapped],
     ) -> Result<Self, Failed> {
-        let own = Grant {
-            location: memory.location(),
-            flags: Grant::READ_WRITE,
-        };
-        if let Some(found) = maps
-            .iter()
-            .find(|mapping| mapping.size == len && mapping.grants.contains(&own))
-        {
-            return Ok(Self {
-                at: found.at,
-                scratch: false,
-            });
+        if let Some(at) = Self::find(memory, len, maps) {
+            return Ok(Self { at, scratch: false });
         }
         let failed = |error, remains: Option<Remains>| Failed {
             error,

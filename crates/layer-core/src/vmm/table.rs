@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use ebb_alloc::Piece;
 use ebb_device::{DeviceMemory, Grant, Handle, Location, Props};
+
+use crate::kept::{HostCopy, Ticket};
 
 use super::{TAG, TAG_SHIFT};
 
@@ -13,8 +14,8 @@ use super::{TAG, TAG_SHIFT};
 pub(crate) enum Place {
     /// On the card.
     Card(Handle),
-    /// In the arena; without pieces if nobody has ever been able to write them.
-    Host(Vec<Piece>),
+    /// In the arena; blank if nobody has ever been able to write them.
+    Host(HostCopy),
     /// The owner thread of its device is moving it and knows the rest.
     Moving,
 }
@@ -35,6 +36,8 @@ pub(super) struct Memory {
     /// Where it is mapped.
     pub(super) at: BTreeSet<u64>,
     pub(super) place: Place,
+    /// While it is on the card: the copy of what it was when it came back.
+    pub(super) kept: Option<Ticket>,
     /// Somebody could write it, at some time.
     pub(super) written: bool,
 }
@@ -60,6 +63,7 @@ pub(crate) struct Gone {
     pub(crate) device: usize,
     pub(crate) len: u64,
     pub(crate) place: Place,
+    pub(crate) kept: Option<Ticket>,
 }
 
 /// What came of giving a reference or a use back.
@@ -116,6 +120,7 @@ impl Table {
                 uses: 0,
                 at: BTreeSet::new(),
                 place: Place::Card(real),
+                kept: None,
                 written: false,
             },
         );
@@ -167,6 +172,7 @@ impl Table {
             device: memory.device,
             len: memory.len,
             place: memory.place,
+            kept: memory.kept,
         })
     }
 

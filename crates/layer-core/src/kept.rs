@@ -1,0 +1,218 @@
+//! Host copies: of what is away, and of what came back and may leave again unchanged.
+//!
+//! A chunk on the card knows its kept copy by a [`Ticket`] alone. The copy may be given up at any time by whoever needs
+//! the room; then the ticket is good for nothing, and the chunk is copied as if there had been none.
+
+use std::collections::BTreeMap;
+
+use ebb_alloc::{HostSlots, Piece};
+use ebb_device::Fingerprint;
+use ebb_device::fingerprint::BLOCK;
+
+/// Where the bytes of a chunk are when it is not on the card, and what is known of them.
+///
+/// | pieces | fingerprints | |
+/// | --- | --- | --- |
+/// | none | none | nobody ever wrote it |
+/// | none | all of them zero | it is all zeros |
+/// | some | none | in the pieces |
+/// | some | some | in the pieces, except for the blocks that are zero |
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HostCopy {
+    pub(crate) pieces: Vec<Piece>,
+    /// One for each block, or none.
+    pub(crate) prints: Vec<Fingerprint>,
+}
+
+impl HostCopy {
+    /// Bytes of which nothing is known.
+    #[cfg(test)]
+    pub(crate) fn plain(pieces: Vec<Piece>) -> Self {
+        Self {
+            pieces,
+            prints: Vec::new(),
+        }
+    }
+
+    /// Whether there is nothing to bring back.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.pieces.is_empty() && self.prints.is_empty()
+    }
+
+    /// The runs of zeros in a chunk of `len` bytes, which are not in the pieces: where, and how long.
+    pub(crate) fn zeros(&self, len: u64) -> Vec<(u64, u64)> {
+        runs(len, &self.prints, |_, print| print.zero)
+    }
+
+    /// The runs that are in the pieces.
+    pub(crate) fn filled(&self, len: u64) -> Vec<(u64, u64)> {
+        if self.prints.is_empty() {
+            return vec![(0, len)];
+        }
+        runs(len, &self.prints, |_, print| !print.zero)
+    }
+
+    /// The runs of the chunk, as it is known to be now, that are not in this copy of it as they are.
+    pub(crate) fn stale(&self, len: u64, now: &[Fingerprint]) -> Vec<(u64, u64)> {
+        runs(len, now, |at, print| {
+            !print.zero && self.prints.get(at) != Some(print)
+        })
+    }
+}
+
+/// Runs of blocks that `pick` wants.
+fn runs(len: u64, prints: &[Fingerprint], pick: impl Fn(usize, &Fingerprint) -> bool) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for ((at, print), start) in prints.iter().enumerate().zip((0..len).step_by(BLOCK as usize)) {
+        if !pick(at, print) {
+            continue;
+        }
+        let bytes = BLOCK.min(len - start);
+        match runs.last_mut() {
+            Some((from, run)) if *from + *run == start => *run += bytes,
+            _ => runs.push((start, bytes)),
+        }
+    }
+    runs
+}
+
+/// By which a chunk on the card knows its kept copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket(u64);
+
+/// The kept copies of a process, oldest first. Their pieces count as used in the arena's slots.
+#[derive(Debug, Default)]
+pub(crate) struct KeptCopies {
+    copies: BTreeMap<Ticket, HostCopy>,
+    next: u64,
+    bytes: u64,
+}
+
+impl KeptCopies {
+    /// Bytes of all pieces.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes that giving everything up would make room for, in whole `unit`s.
+    pub(crate) fn room(&self, unit: u64) -> u64 {
+        let pieces = self.copies.values().flat_map(|copy| &copy.pieces);
+        pieces.map(|piece| piece.len / unit * unit).sum()
+    }
+
+    pub(crate) fn add(&mut self, copy: HostCopy) -> Ticket {
+        self.next += 1;
+        let ticket = Ticket(self.next);
+        self.bytes += bytes_of(&copy);
+        self.copies.insert(ticket, copy);
+        ticket
+    }
+
+    pub(crate) fn get(&self, ticket: Ticket) -> Option<&HostCopy> {
+        self.copies.get(&ticket)
+    }
+
+    /// Takes a copy out. Its pieces stay used.
+    pub(crate) fn claim(&mut self, ticket: Ticket) -> Option<HostCopy> {
+        let copy = self.copies.remove(&ticket)?;
+        self.bytes -= bytes_of(&copy);
+        Some(copy)
+    }
+
+    /// Gives a copy up. `false` if it is not there.
+    pub(crate) fn give_up(&mut self, ticket: Ticket, slots: &mut HostSlots) -> bool {
+        let Some(copy) = self.claim(ticket) else {
+            return false;
+        };
+        for piece in copy.pieces {
+            let given = slots.give_back(piece);
+            debug_assert!(given.is_ok(), "{piece:?} was not taken");
+        }
+        true
+    }
+
+    /// Gives the oldest copy up. `false` if there is none.
+    pub(crate) fn give_up_oldest(&mut self, slots: &mut HostSlots) -> bool {
+        match self.copies.first_key_value() {
+            Some((ticket, _)) => self.give_up(*ticket, slots),
+            None => false,
+        }
+    }
+
+    /// Bytes in each segment.
+    pub(crate) fn by_segment(&self) -> BTreeMap<u64, u64> {
+        let mut sums = BTreeMap::new();
+        for piece in self.copies.values().flat_map(|copy| &copy.pieces) {
+            *sums.entry(piece.segment).or_default() += piece.len;
+        }
+        sums
+    }
+
+    /// Gives up what has a piece in a segment.
+    pub(crate) fn leave(&mut self, segment: u64, slots: &mut HostSlots) {
+        let there: Vec<Ticket> = self
+            .copies
+            .iter()
+            .filter(|(_, copy)| copy.pieces.iter().any(|piece| piece.segment == segment))
+            .map(|(ticket, _)| *ticket)
+            .collect();
+        for ticket in there {
+            self.give_up(ticket, slots);
+        }
+    }
+}
+
+fn bytes_of(copy: &HostCopy) -> u64 {
+    copy.pieces.iter().map(|piece| piece.len).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn print(n: u64) -> Fingerprint {
+        Fingerprint {
+            sums: [n; 4],
+            zero: n == 0,
+        }
+    }
+
+    #[test]
+    fn runs_of_blocks() {
+        let len = 4 * BLOCK + 4096;
+        let copy = HostCopy {
+            pieces: Vec::new(),
+            prints: [1, 0, 0, 2, 3].map(print).to_vec(),
+        };
+        assert_eq!(copy.zeros(len), [(BLOCK, 2 * BLOCK)]);
+        assert_eq!(copy.filled(len), [(0, BLOCK), (3 * BLOCK, BLOCK + 4096)]);
+        assert_eq!(copy.stale(len, &copy.prints), []);
+        // A block that is zero now needs no copy, and one that was and is not any more does.
+        let now = [1, 7, 0, 0, 9].map(print);
+        assert_eq!(copy.stale(len, &now), [(BLOCK, BLOCK), (4 * BLOCK, 4096)]);
+        assert_eq!(HostCopy::default().filled(len), [(0, len)]);
+        assert_eq!(HostCopy::default().stale(len, &now).len(), 2);
+        assert!(HostCopy::default().is_blank() && !copy.is_blank());
+    }
+
+    #[test]
+    fn kept_copies_give_way() {
+        let mut slots = HostSlots::default();
+        assert!(slots.add(1, 8) && slots.add(2, 8));
+        let mut kept = KeptCopies::default();
+        let tickets: Vec<Ticket> = (0..4)
+            .map(|_| kept.add(HostCopy::plain(slots.take(4, 2).unwrap())))
+            .collect();
+        assert_eq!((kept.bytes(), kept.room(2), kept.room(3)), (16, 16, 12));
+        assert_eq!(kept.by_segment(), BTreeMap::from([(1, 8), (2, 8)]));
+        let claimed = kept.claim(tickets[1]).unwrap();
+        assert!(kept.claim(tickets[1]).is_none() && kept.get(tickets[1]).is_none());
+        assert_eq!((kept.bytes(), slots.used()), (12, 16));
+        kept.leave(2, &mut slots);
+        assert!(slots.is_empty(2) && kept.get(tickets[3]).is_none());
+        assert!(kept.give_up_oldest(&mut slots) && !kept.give_up_oldest(&mut slots));
+        assert!(!kept.give_up(tickets[0], &mut slots));
+        assert_eq!((kept.bytes(), slots.used()), (0, 4));
+        slots.give_back(claimed.pieces[0]).unwrap();
+    }
+}

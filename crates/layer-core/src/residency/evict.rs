@@ -78,6 +78,12 @@ pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
         _ => {}
     }
     if let Some(slot) = state.slot.filter(|_| order.epoch == state.epoch) {
+        // More may be away than was copied, and what is to come back is judged by that.
+        if state.pool.books.evicted != state.told_evicted
+            && let Some(usage) = state.usage(core, core.touches(device.index))
+        {
+            core.link.send(usage);
+        }
         core.link.send(ToDaemon::ReclaimDone {
             device: slot,
             order: order.id,
@@ -361,7 +367,6 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
         };
         (out, copy, runs)
     };
-    done.from.get_or_insert_with(Instant::now);
     if runs.is_empty() {
         return Begun::UnderWay(Leaving {
             out,
@@ -370,6 +375,7 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
             copied: 0,
         });
     }
+    done.from.get_or_insert_with(Instant::now);
     let at = match out.seat(device) {
         Ok(at) => at,
         Err(error) => {
@@ -455,7 +461,10 @@ fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool
     let unchanged = if out.written { out.len - copied - zero } else { 0 };
     let down = out.take_down(core, device, copy);
     if !matches!(down, Err(Undone::Stands(..))) {
-        done.until = Some(Instant::now());
+        // The daemon learns the link's speed from this: what was dropped is not counted.
+        if copied > 0 {
+            done.until = Some(Instant::now());
+        }
         done.copied += copied;
         done.zero += zero;
         done.unchanged += unchanged;

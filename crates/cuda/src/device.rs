@@ -691,6 +691,10 @@ impl DeviceMemory for CudaDevice {
         beside::occupied(&self.table)
     }
 
+    fn taken_besides(&self) -> u64 {
+        self.printing.taken()
+    }
+
     fn location(&self) -> Location {
         Location {
             kind: CU_MEM_LOCATION_TYPE_DEVICE.0,

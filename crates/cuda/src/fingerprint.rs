@@ -8,6 +8,7 @@
 //! on that. So a module is loaded by the first call, when nothing runs by that call's contract, which takes no millisecond.
 
 use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ebb_abi::*;
@@ -15,7 +16,7 @@ use ebb_device::fingerprint::{self, Fingerprint, Keys, NEAR_KEYS};
 use ebb_device::{DeviceError, Direction};
 
 use crate::device::CudaDevice;
-use crate::{DriverTable, Scope, check};
+use crate::{DriverTable, Scope, beside, check};
 
 /// With a zero at its end, as the driver wants it.
 const TEXT: &str = concat!(include_str!("../kernels/fingerprint.ptx"), "\0");
@@ -35,6 +36,8 @@ pub(crate) struct Printing {
     keys: Mutex<Option<Keys>>,
     image: Mutex<Image>,
     loaded: Mutex<Option<Loaded>>,
+    /// Bytes of the card that the module took, as far as can be seen.
+    taken: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +62,11 @@ struct Loaded {
 }
 
 impl Printing {
+    /// Bytes of the card that the module takes, as far as could be seen.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
     fn loaded(&self) -> MutexGuard<'_, Option<Loaded>> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -174,6 +182,7 @@ impl CudaDevice {
             Image::None | Image::Text => TEXT.as_ptr().cast(),
         };
         let mut module = CUmodule::NULL;
+        let before = beside::occupied(table);
         // SAFETY: a valid place, and an image that the driver has made itself or text with a zero at its end. Both outlive the call.
         check("cuModuleLoadData", unsafe {
             table.cuModuleLoadData(&raw mut module, from)
@@ -193,7 +202,14 @@ impl CudaDevice {
             upload(table, loaded.keys, words, stream)?;
             Ok(loaded)
         };
-        found().inspect_err(|_| unload(table, module))
+        let loaded = found().inspect_err(|_| unload(table, module))?;
+        // Others may take or give at the same time: no module is larger than this.
+        const MOST: u64 = 64 << 20;
+        let taken = before.and_then(|before| Ok(beside::occupied(table)?.saturating_sub(before)));
+        self.printing
+            .taken
+            .store(taken.unwrap_or(0).min(MOST), Ordering::Relaxed);
+        Ok(loaded)
     }
 }
 

@@ -317,6 +317,11 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
         })
     }
 
+    /// Bytes that this made the driver take on the card for itself, for code of its own.
+    fn taken_besides(&self) -> u64 {
+        0
+    }
+
     /// This device as a location.
     fn location(&self) -> Location;
 

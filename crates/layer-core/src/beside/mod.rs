@@ -200,7 +200,10 @@ fn may_be_there(device: &Device) -> bool {
     let books = device.lock().pool.books;
     // Memory nodes are in `used` from the moment they are made, on the card only once they were launched.
     let surely = books.used.saturating_sub(books.external);
-    occupied > surely.saturating_add(books.overhead)
+    occupied
+        > surely
+            .saturating_add(books.overhead)
+            .saturating_add(device.memory.taken_besides())
 }
 
 /// The driver's code for what it cannot do at all.

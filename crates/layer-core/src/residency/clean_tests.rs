@@ -82,7 +82,10 @@ fn only_blocks_that_changed_are_copied() {
     write(&rig, at + 2 * BLOCK + 77, &[0x5a]);
     write(&rig, at + len - 1, &[0x5b]);
     assert_eq!(daemon.reclaim(u64::MAX).copied, BLOCK);
-    assert_eq!(counted(&rig), (len + 2 * BLOCK + 3 * G, 4 * len - 3 * BLOCK - 3 * G, BLOCK));
+    assert_eq!(
+        counted(&rig),
+        (len + 2 * BLOCK + 3 * G, 4 * len - 3 * BLOCK - 3 * G, BLOCK)
+    );
     rig.engine.free(at).unwrap();
     assert_eq!(sums(&rig), (0, 0));
     rig.assert_gone_after_detach();
@@ -105,7 +108,10 @@ fn zeros_take_no_host_memory_and_need_none() {
     write(&rig, zero, &vec![0; usize::try_from(32 * G).unwrap()]);
     rig.fill(other, 16 * G, 2);
     let end = daemon.reclaim(u64::MAX);
-    assert_eq!((end.outcome, end.freed, end.copied), (outcome::NO_ROOM, 32 * G, 0));
+    assert_eq!(
+        (end.outcome, end.freed, end.copied),
+        (outcome::NO_ROOM, 32 * G, 0)
+    );
     assert_eq!(rig.card.used(), 16 * G);
     let mut bytes = vec![1; usize::try_from(32 * G).unwrap()];
     rig.touch(|fake| fake.read(zero, &mut bytes)).unwrap().unwrap();

@@ -20,11 +20,11 @@
 //! * No driver call is made under a lock; waiting is bounded, or ends with a change of state.
 
 mod chunks;
+#[cfg(test)]
+mod clean_tests;
 mod evict;
 mod restore;
 mod survey;
-#[cfg(test)]
-mod clean_tests;
 #[cfg(test)]
 mod tests;
 

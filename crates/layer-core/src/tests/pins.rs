@@ -44,7 +44,11 @@ fn bug_101_bound_memory_stays_and_is_named() {
     daemon.wait_usage(|usage| matches!(usage, ToDaemon::Usage { pinned, .. } if pinned.is_zero()));
     let end = daemon.reclaim(u64::MAX);
     assert!(done(end), "{end:?}");
-    assert_eq!(end.copied, 24 * G, "the other one is unchanged since it came back");
+    assert_eq!(
+        end.copied,
+        24 * G,
+        "the other one is unchanged since it came back"
+    );
     assert!(rig.holds(a, 40 * G, 1) && rig.holds(b, 24 * G, 2));
     rig.assert_gone_after_detach();
 }

@@ -173,7 +173,10 @@ impl Arena {
         let mut guard = self.lock();
         let state = &mut *guard;
         let bytes: u64 = copy.pieces.iter().map(|piece| piece.len).sum();
-        let leaves = |piece: &Piece| state.segments.get(&piece.segment).is_none_or(|s| s.unknown);
+        let leaves = |piece: &Piece| {
+            let segment = state.segments.get(&piece.segment);
+            segment.is_none_or(|s| s.unknown || !s.tier.is_here())
+        };
         let of_use = !copy.pieces.is_empty() && !copy.prints.is_empty();
         if !of_use || state.recall > 0 || bytes > at_most || copy.pieces.iter().any(leaves) {
             return Err(copy);
@@ -233,7 +236,8 @@ impl Arena {
             .iter()
             .filter_map(|piece| {
                 let segment = state.segments.get(&piece.segment)?;
-                debug_assert!(segment.tier.is_here(), "copies begin with what is here");
+                // It may be marked to go at this moment; then it is seen that this is not at rest, and it stays.
+                debug_assert!(segment.host != HostAddr(0), "copies begin with what is here");
                 Some((segment.host.offset(piece.offset), *piece))
             })
             .collect()
@@ -699,7 +703,11 @@ impl State {
         if self.recall == 0 || self.urgent || self.kept.bytes() == 0 {
             return;
         }
-        let stays = |id: &u64| self.segments.get(id).is_some_and(|s| !s.leaving && !s.unknown);
+        let stays = |id: &u64| {
+            self.segments
+                .get(id)
+                .is_some_and(|s| !s.leaving && !s.unknown && s.tier.is_here())
+        };
         let empty = self.slots.empty();
         let empty: u64 = empty
             .iter()

@@ -290,8 +290,15 @@ impl Arena {
     /// Nothing of this process uses the memory of a segment any more; its bytes stay in it. `false`: all is as it was.
     fn let_go(&self, core: &Arc<Core>, id: u64) -> bool {
         let (host, bytes, used) = {
-            let mut state = self.lock();
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            // What is only kept goes first, and is not worth a place on disk.
+            state.kept.leave(id, &mut state.slots);
             let used = state.slots.used_in(id);
+            if used == 0 {
+                self.send_off(state);
+                return false;
+            }
             let Some(segment) = state.segments.get_mut(&id) else {
                 return false;
             };

@@ -321,8 +321,8 @@ impl In {
     /// It is on disk, or about to go there: it stays away. Nothing was done with it.
     pub(super) fn not_yet(self, core: &Core, state: &mut State) {
         match self.what {
-            InTo::Pool { id, .. } => state.pool.not_moved_in(id, self.pieces, None),
-            InTo::Program { handle, .. } => core.vmm.not_moved_in(&mut state.pool, handle, self.pieces, None),
+            InTo::Pool { id, .. } => state.pool.not_moved_in(id, self.copy, None),
+            InTo::Program { handle, .. } => core.vmm.not_moved_in(&mut state.pool, handle, self.copy, None),
         }
     }
 

@@ -12,6 +12,7 @@ use ebb_units::Bytes;
 use super::chunks::{self, Chunk, Out, Undone};
 use super::survey::Survey;
 use super::{DEPTH, reopen};
+use crate::arena::Readiness;
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
 use crate::kept::HostCopy;
@@ -411,7 +412,14 @@ fn copy_for(
     if !out.written {
         return Some(Default::default());
     }
-    let kept = core.arena.claim(out.kept);
+    // The chunk is taken, so that from here on no segment of its copy can go to disk that has not begun to.
+    let kept = core.arena.claim(out.kept).filter(|kept| {
+        let here = core.arena.readiness(&kept.pieces) == Readiness::Ready;
+        if !here {
+            core.arena.give_back(&kept.pieces);
+        }
+        here
+    });
     let prints = survey.of(chunk, out.handle);
     if !prints.is_empty() && prints.iter().all(|print| print.zero) {
         core.arena.give_back(&kept.unwrap_or_default().pieces);

@@ -220,7 +220,7 @@ fn begin(core: &Arc<Core>, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun
                 return Begun::Nothing;
             };
             match In::begin(core, &mut state, next) {
-                Ok(Some(coming)) if core.arena.readiness(&coming.pieces) != Readiness::Ready => {
+                Ok(Some(coming)) if core.arena.readiness(&coming.copy.pieces) != Readiness::Ready => {
                     coming.not_yet(core, &mut state);
                 }
                 Ok(Some(coming)) => {

@@ -66,12 +66,12 @@ def listed(call, kind, handle):
     return [entries[i] for i in range(count.value)] if code == 0 else -code
 
 
-def processes(handle):
+def processes(handle, slice=(NONE, NONE)):
     found = {}
     for what in ("Compute", "Graphics", "MPSCompute"):
         for form, kind in (("", Process1), ("_v2", Process2), ("_v3", Process2)):
             entries = listed(getattr(nvml, f"nvmlDeviceGet{what}RunningProcesses{form}"), kind, handle)
-            assert form == "" or all((e.gpu, e.compute) == (NONE, NONE) for e in entries)
+            assert form == "" or all((e.gpu, e.compute) == slice for e in entries)
             found[what + form] = sorted([e.pid, e.used] for e in entries)
     return found
 
@@ -163,7 +163,7 @@ def forms(index):
         yield name, handle
 
 
-def card(handle):
+def card(handle, slice=(NONE, NONE)):
     memory, memory2, bar1 = Memory(), Memory2(version=version(Memory2, 2)), Bar1()
     assert nvml.nvmlDeviceGetMemoryInfo(handle, byref(memory)) == 0
     assert nvml.nvmlDeviceGetMemoryInfo_v2(handle, byref(memory2)) == 0
@@ -175,12 +175,73 @@ def card(handle):
         "memory": [memory.total, memory.free, memory.used],
         "memory 2": [memory2.total, memory2.free, memory2.used],
         "bar1_used": bar1.used,
-        "processes": processes(handle),
+        "processes": processes(handle, slice),
         "details": [details(handle, mode) for mode in range(4)],
         "utilisation": utilisation(handle),
         "accounts": accounts(handle),
         "private": private_processes(handle),
     }
+
+
+def slice_forms(parent, index):
+    """The same slice of a card by every way to a handle."""
+    first, back, number = c_void_p(), c_void_p(), c_uint()
+    assert nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, c_uint(index), byref(first)) == 0
+    uuid = text(nvml.nvmlDeviceGetUUID, first)
+    assert uuid.startswith("MIG-"), uuid
+    assert nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(first, byref(back)) == 0 and back.value == parent.value
+    assert nvml.nvmlDeviceIsMigDeviceHandle(first, byref(number)) == 0 and number.value == 1
+    ascii, binary = Uuid(version=version(Uuid, 1), type=1), Uuid(version=version(Uuid, 1), type=2)
+    ascii.value[: len(uuid)] = uuid.encode()
+    binary.value[:16] = bytes.fromhex(uuid[4:].replace("-", ""))
+    yield "index", first
+    for name, call, argument in (
+        ("uuid", nvml.nvmlDeviceGetHandleByUUID, c_char_p(uuid.encode())),
+        ("uuidv text", nvml.nvmlDeviceGetHandleByUUIDV, byref(ascii)),
+        ("uuidv bytes", nvml.nvmlDeviceGetHandleByUUIDV, byref(binary)),
+    ):
+        handle = c_void_p()
+        assert call(argument, byref(handle)) == 0, name
+        yield name, handle
+
+
+def slices():
+    """Every card that is cut: what it shows as a whole, and each of its slices."""
+    start()
+    count = c_uint()
+    assert nvml.nvmlDeviceGetCount_v2(byref(count)) == 0
+    cards = []
+    for number in range(count.value):
+        parent, mode, most = by_index(number), c_uint(), c_uint()
+        assert nvml.nvmlDeviceGetMigMode(parent, byref(mode), byref(c_uint())) == 0 and mode.value == 1
+        assert nvml.nvmlDeviceGetMaxMigDeviceCount(parent, byref(most)) == 0
+        parts = []
+        for index in range(most.value):
+            for again in reversed(range(100)):
+                answers = {}
+                for name, handle in slice_forms(parent, index):
+                    ids = c_uint(), c_uint()
+                    assert nvml.nvmlDeviceGetGpuInstanceId(handle, byref(ids[0])) == 0
+                    assert nvml.nvmlDeviceGetComputeInstanceId(handle, byref(ids[1])) == 0
+                    answers[name] = card(handle, tuple(n.value for n in ids))
+                first = answers["index"]
+                if all(answer == first for answer in answers.values()) and first["memory"] == first["memory 2"]:
+                    break
+                assert again, answers
+            parts.append(first)
+        memory = Memory()
+        assert nvml.nvmlDeviceGetMemoryInfo(parent, byref(memory)) == 0
+        listed_here = listed(nvml.nvmlDeviceGetComputeRunningProcesses_v3, Process2, parent)
+        cards.append(
+            {
+                "uuid": text(nvml.nvmlDeviceGetUUID, parent),
+                "used": memory.used,
+                "total": memory.total,
+                "processes": sorted([e.pid, e.used, e.gpu] for e in listed_here),
+                "slices": parts,
+            }
+        )
+    return cards
 
 
 def look():
@@ -280,6 +341,7 @@ COMMANDS = {
     "launch": launch,
     "limit": lambda which, value: limit(int(which), int(value)),
     "look": look,
+    "slices": slices,
     "name": lambda pid: name(int(pid)),
     "account": lambda pid: account(int(pid)),
     "pid": os.getpid,

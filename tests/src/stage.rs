@@ -15,8 +15,12 @@ use crate::{Artefacts, Program, eventually};
 pub struct Options {
     /// Bytes of each card.
     pub card: Bytes,
-    /// How many cards.
+    /// How many cards; or slices of cards, where these are cut.
     pub devices: u32,
+    /// Slices that each card is cut into (MIG); 0: cards are whole.
+    pub slices: u32,
+    /// What a client of MPS costs; zero: no MPS.
+    pub mps_client: Bytes,
     /// What a context costs.
     pub context: Bytes,
     /// Bytes a second of the link, 0 for no delay.
@@ -32,6 +36,8 @@ impl Default for Options {
         Self {
             card: Bytes::mib(256),
             devices: 1,
+            slices: 0,
+            mps_client: Bytes::ZERO,
             context: Bytes::mib(4),
             link: 0,
             arena: Bytes::mib(1024),
@@ -116,6 +122,8 @@ impl Stage {
             .env("EBB_SIM_DIR", self.folder.path().join("sim"))
             .env("EBB_SIM_MEMORY", self.options.card.to_quantity())
             .env("EBB_SIM_DEVICES", self.options.devices.to_string())
+            .env("EBB_SIM_MIG", self.options.slices.to_string())
+            .env("EBB_SIM_MPS_CLIENT_BYTES", self.options.mps_client.to_quantity())
             .env("EBB_SIM_CONTEXT_BYTES", self.options.context.to_quantity())
             .env("EBB_SIM_LINK_BYTES_PER_S", self.options.link.to_string())
             .env_remove("CUDA_VISIBLE_DEVICES")

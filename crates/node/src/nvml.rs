@@ -50,6 +50,10 @@ pub(crate) enum NvmlError {
 type Init = unsafe extern "C" fn() -> nvmlReturn_t;
 type Count = unsafe extern "C" fn(*mut c_uint) -> nvmlReturn_t;
 type ByIndex = unsafe extern "C" fn(c_uint, *mut nvmlDevice_t) -> nvmlReturn_t;
+/// Of a card: whether it is cut into devices (MIG), now and after the next reset.
+type Mode = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut c_uint) -> nvmlReturn_t;
+type Number = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint) -> nvmlReturn_t;
+type Slice = unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut nvmlDevice_t) -> nvmlReturn_t;
 type Text = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
 type Memory1 = unsafe extern "C" fn(nvmlDevice_t, *mut nvmlMemory_t) -> nvmlReturn_t;
 type Memory2 = unsafe extern "C" fn(nvmlDevice_t, *mut nvmlMemory_v2_t) -> nvmlReturn_t;
@@ -61,6 +65,8 @@ pub(crate) struct Nvml {
     shutdown: Option<Init>,
     count: Count,
     by_index: ByIndex,
+    /// How a card is cut: its mode, how many slices it can have, and each of them.
+    slices: Option<(Mode, Number, Slice)>,
     uuid: Text,
     name: Text,
     memory1: Option<Memory1>,
@@ -105,6 +111,13 @@ impl Nvml {
             count: need("nvmlDeviceGetCount_v2")(find(&library, "nvmlDeviceGetCount_v2"))?,
             by_index: find(&library, "nvmlDeviceGetHandleByIndex_v2")
                 .ok_or(NvmlError::Missing("nvmlDeviceGetHandleByIndex_v2"))?,
+            slices: (|| {
+                Some((
+                    find(&library, "nvmlDeviceGetMigMode")?,
+                    find(&library, "nvmlDeviceGetMaxMigDeviceCount")?,
+                    find(&library, "nvmlDeviceGetMigDeviceHandleByIndex")?,
+                ))
+            })(),
             uuid: find(&library, "nvmlDeviceGetUUID").ok_or(NvmlError::Missing("nvmlDeviceGetUUID"))?,
             name: find(&library, "nvmlDeviceGetName").ok_or(NvmlError::Missing("nvmlDeviceGetName"))?,
             memory1: find(&library, "nvmlDeviceGetMemoryInfo"),
@@ -137,18 +150,56 @@ impl Nvml {
         // SAFETY: NVML is initialised; the pointer is to a writable integer.
         check("nvmlDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
         Ok((0..count.min(256))
-            .filter_map(|index| self.card(index).ok())
+            .flat_map(|index| self.cards(index).unwrap_or_default())
             .collect())
     }
 
-    fn card(&self, index: u32) -> Result<Card, NvmlError> {
+    /// The card with this number; or, where it is cut into devices, each of them: these are what programs allocate on, and the whole has
+    /// no memory of its own to promise.
+    fn cards(&self, index: u32) -> Result<Vec<Card>, NvmlError> {
         let mut device = nvmlDevice_t(0);
         // SAFETY: NVML is initialised; the pointer is to a writable handle.
         check("nvmlDeviceGetHandleByIndex", unsafe {
             (self.by_index)(index, &raw mut device)
         })?;
+        match self.slices_of(device) {
+            None => self.card(index, device).map(|card| vec![card]),
+            Some(slices) => Ok(slices
+                .into_iter()
+                .filter_map(|slice| self.card(index, slice).ok())
+                .collect()),
+        }
+    }
+
+    /// What a card is cut into; `None` if it is not.
+    fn slices_of(&self, device: nvmlDevice_t) -> Option<Vec<nvmlDevice_t>> {
+        let (mode, most, slice) = self.slices?;
+        let (mut cut, mut pending, mut count) = (0, 0, 0);
+        // SAFETY: a handle from this library, and writable integers.
+        let known = unsafe { mode(device, &raw mut cut, &raw mut pending) }.is_success();
+        if !known || cut == 0 {
+            return None;
+        }
+        // SAFETY: as above.
+        if !unsafe { most(device, &raw mut count) }.is_success() {
+            return None;
+        }
+        let mut found = Vec::new();
+        for index in 0..count.min(64) {
+            let mut handle = nvmlDevice_t(0);
+            // SAFETY: a handle from this library, and a place for another. Places may be empty.
+            if unsafe { slice(device, index, &raw mut handle) }.is_success() {
+                found.push(handle);
+            }
+        }
+        Some(found)
+    }
+
+    fn card(&self, index: u32, device: nvmlDevice_t) -> Result<Card, NvmlError> {
         let uuid = text::<NVML_DEVICE_UUID_V2_BUFFER_SIZE>("nvmlDeviceGetUUID", self.uuid, device)?;
         let uuid = uuid
+            .strip_prefix("MIG-")
+            .unwrap_or(&uuid)
             .parse()
             .map_err(|_| NvmlError::Missing("a UUID that can be read"))?;
         let name = text::<NVML_DEVICE_NAME_V2_BUFFER_SIZE>("nvmlDeviceGetName", self.name, device)

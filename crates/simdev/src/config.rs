@@ -9,6 +9,7 @@
 //! | `EBB_SIM_MPS_CLIENT_BYTES` | the machine runs MPS, and this is what each client's context costs instead, a quantity | 0: no MPS |
 //! | `EBB_SIM_MPS_SERVER_BYTES` | what the MPS server costs on a device while any client has a context there, a quantity | 0 |
 //! | `EBB_SIM_MODULE_BYTES` | what each module costs its process from its first function on (at loading, if `CUDA_MODULE_LOADING=EAGER`), a quantity | 0 |
+//! | `EBB_SIM_MIG` | each card is cut into so many devices (MIG), 0 to 7; `EBB_SIM_DEVICES` counts these | 0: no MIG |
 //! | `EBB_SIM_GRANULARITY` | granularity of `cuMemCreate`, a power of two of at least 4 KiB | `2Mi` |
 //! | `EBB_SIM_LINK_BYTES_PER_S` | speed of each direction of the link, a quantity; 0: copies take no extra time | 0 |
 //! | `EBB_SIM_LINK_LATENCY_US` | microseconds that each copy over the link takes in addition | 0 |
@@ -16,7 +17,7 @@
 //! | `EBB_SIM_TRACE` | file to which each call's name is appended, one a line | |
 //! | `CUDA_VISIBLE_DEVICES` | as with the real driver | |
 //!
-//! All but `EBB_SIM_MODULE_BYTES` and the last three are properties of the machine: the first process to open a state folder fixes them.
+//! All but `EBB_SIM_MODULE_BYTES`, `EBB_SIM_MIG` and the last three are properties of the machine: the first process to open a state folder fixes them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -42,6 +43,8 @@ pub struct Config {
     pub mps_server_bytes: u64,
     /// Bytes that each module costs this process.
     pub module_bytes: u64,
+    /// How many devices a card is cut into; 0 means that cards are not cut.
+    pub mig: u32,
     /// Granularity of physical allocations in bytes.
     pub granularity: u64,
     /// Bytes per second of each direction of the link; 0 means no limit.
@@ -75,6 +78,25 @@ impl Config {
             0 => self.context_bytes,
             client => client,
         }
+    }
+
+    /// The card that a device is, or is a slice of.
+    #[must_use]
+    pub fn card_of(&self, device: u32) -> u32 {
+        device / self.mig.max(1)
+    }
+
+    /// How many cards there are.
+    #[must_use]
+    pub fn cards(&self) -> u32 {
+        self.devices.div_ceil(self.mig.max(1))
+    }
+
+    /// The devices of a card.
+    #[must_use]
+    pub fn devices_of(&self, card: u32) -> core::ops::Range<u32> {
+        let slices = self.mig.max(1);
+        (card * slices).min(self.devices)..((card + 1) * slices).min(self.devices)
     }
 
     /// Reads the configuration of this process's environment.
@@ -121,6 +143,7 @@ impl Config {
             mps_client_bytes: quantity("EBB_SIM_MPS_CLIENT_BYTES", 0)?,
             mps_server_bytes: quantity("EBB_SIM_MPS_SERVER_BYTES", 0)?,
             module_bytes: quantity("EBB_SIM_MODULE_BYTES", 0)?,
+            mig: u32::try_from(number("EBB_SIM_MIG", 0, 7)?).unwrap_or(0),
             granularity,
             link_bytes_per_s: quantity("EBB_SIM_LINK_BYTES_PER_S", 0)?,
             link_latency_ns: number("EBB_SIM_LINK_LATENCY_US", 0, 60_000_000)? * 1000,
@@ -158,6 +181,20 @@ mod tests {
     }
 
     #[test]
+    fn cards_are_cut_into_devices() {
+        let config = with(&[("EBB_SIM_DEVICES", "5"), ("EBB_SIM_MIG", "2")]).unwrap();
+        assert_eq!(
+            (config.cards(), config.card_of(3), config.devices_of(2)),
+            (3, 1, 4..5)
+        );
+        let whole = with(&[("EBB_SIM_DEVICES", "2")]).unwrap();
+        assert_eq!(
+            (whole.cards(), whole.card_of(1), whole.devices_of(1)),
+            (2, 1, 1..2)
+        );
+    }
+
+    #[test]
     fn quantities_and_bad_values() {
         let config = with(&[("EBB_SIM_MEMORY", "512Mi"), ("EBB_SIM_GRANULARITY", "64Ki")]).unwrap();
         assert_eq!((config.memory, config.granularity), (512 << 20, 64 << 10));
@@ -167,6 +204,7 @@ mod tests {
             ("EBB_SIM_GRANULARITY", "1Ki"),
             ("EBB_SIM_DEVICES", "17"),
             ("EBB_SIM_LINK_LATENCY_US", "-1"),
+            ("EBB_SIM_MIG", "8"),
         ] {
             assert_eq!(
                 with(&[(name, value)]).unwrap_err().variable,

@@ -27,6 +27,21 @@ pub fn device_uuid(index: u32) -> DeviceUuid {
     DeviceUuid(bytes)
 }
 
+/// The UUID of a card that is cut into devices, which have UUIDs of their own.
+#[must_use]
+pub fn card_uuid(card: u32) -> DeviceUuid {
+    let DeviceUuid(mut bytes) = device_uuid(card);
+    // The same card, whatever it is cut into, and none of its slices.
+    bytes[1] ^= 0xff;
+    DeviceUuid(bytes)
+}
+
+/// The UUID of a slice of a card as the tools write it: `MIG-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+#[must_use]
+pub fn slice_text(uuid: DeviceUuid) -> String {
+    uuid_text(uuid).replacen("GPU-", "MIG-", 1)
+}
+
 /// The UUID as the tools write it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
 #[must_use]
 pub fn uuid_text(uuid: DeviceUuid) -> String {

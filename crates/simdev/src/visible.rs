@@ -1,6 +1,7 @@
 //! `CUDA_VISIBLE_DEVICES`: which devices a process sees, and in which order.
 
-use crate::identity::{device_uuid, uuid_text};
+use crate::config::Config;
+use crate::identity::{device_uuid, slice_text, uuid_text};
 
 /// The physical indices that are visible under `value`, in the process's order.
 ///
@@ -26,6 +27,29 @@ pub fn visible_devices(value: Option<&str>, count: u32) -> Vec<u32> {
     visible
 }
 
+/// The same where cards are cut into devices: a program sees one of them at most. The first entry decides: a slice by its UUID (`MIG-` and
+/// enough digits), or a card by its number, which means its first slice; without a mask it is the first slice of the first card.
+#[must_use]
+pub fn visible_slice(value: Option<&str>, config: &Config) -> Vec<u32> {
+    let first = |card: u32| config.devices_of(card).next();
+    let Some(value) = value else {
+        return first(0).into_iter().collect();
+    };
+    let entry = value.split(',').next().unwrap_or("").trim();
+    let found = match entry.get(..4) {
+        Some(head) if head.eq_ignore_ascii_case("MIG-") && entry.len() > 4 => {
+            let digits = entry[4..].to_ascii_lowercase();
+            (0..config.devices).find(|device| slice_text(device_uuid(*device))[4..].starts_with(&digits))
+        }
+        _ => entry
+            .parse()
+            .ok()
+            .filter(|card| *card < config.cards())
+            .and_then(first),
+    };
+    found.into_iter().collect()
+}
+
 fn resolve(entry: &str, count: u32) -> Option<u32> {
     if let Some(prefix) = entry.get(..4).filter(|head| head.eq_ignore_ascii_case("GPU-")) {
         let digits = entry[prefix.len()..].to_ascii_lowercase();
@@ -45,6 +69,29 @@ fn resolve(entry: &str, count: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_slice_and_no_more() {
+        let config = Config::from_lookup(|name| match name {
+            "EBB_SIM_DEVICES" => Some("4".into()),
+            "EBB_SIM_MIG" => Some("2".into()),
+            _ => None,
+        })
+        .unwrap();
+        let slice = |device| slice_text(device_uuid(device));
+        let both = format!("{},{}", slice(3), slice(1));
+        for (value, seen) in [
+            (None, vec![0]),
+            (Some(""), vec![]),
+            (Some("1"), vec![2]),
+            (Some("2"), vec![]),
+            (Some("MIG-"), vec![]),
+            (Some(both.as_str()), vec![3]),
+            (Some(uuid_text(device_uuid(1)).as_str()), vec![]),
+        ] {
+            assert_eq!(visible_slice(value, &config), seen, "{value:?}");
+        }
+    }
 
     #[test]
     fn all_forms() {

@@ -1,7 +1,7 @@
 //! What a program can ask about devices.
 
 use ebb_abi::*;
-use ebb_simdev::{device_name, device_uuid};
+use ebb_simdev::{card_uuid, device_name, device_uuid};
 
 use crate::R;
 use crate::caller::Caller;
@@ -16,7 +16,7 @@ const FIRST_BUS: u32 = 0x17;
 pub(crate) const RESIDENT_THREADS: u64 = 8 * 2048;
 
 fn bus_of(physical: u32) -> u32 {
-    FIRST_BUS + physical
+    FIRST_BUS + process().machine.config().card_of(physical)
 }
 
 pub(crate) fn cuDeviceGet(c: &Caller, device: *mut CUdevice, ordinal: i32) -> R {
@@ -33,7 +33,19 @@ pub(crate) fn cuDeviceGetName(c: &Caller, name: *mut c_char, len: i32, dev: CUde
     c.put_text(name, usize::try_from(len).unwrap_or(0), device_name())
 }
 
+/// The first version tells the card, also of a slice.
 pub(crate) fn cuDeviceGetUuid(c: &Caller, uuid: *mut CUuuid, dev: CUdevice) -> R {
+    let physical = process().physical(dev.0)?;
+    let config = process().machine.config();
+    let whole = match config.mig {
+        0 => device_uuid(physical),
+        _ => card_uuid(config.card_of(physical)),
+    };
+    let bytes = whole.0.map(|byte| byte as c_char);
+    c.put(uuid, CUuuid { bytes })
+}
+
+pub(crate) fn cuDeviceGetUuid_v2(c: &Caller, uuid: *mut CUuuid, dev: CUdevice) -> R {
     let physical = process().physical(dev.0)?;
     let bytes = device_uuid(physical).0.map(|byte| byte as c_char);
     c.put(uuid, CUuuid { bytes })

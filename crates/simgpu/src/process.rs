@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ebb_abi::CUresult;
-use ebb_simdev::{Machine, visible_devices};
+use ebb_simdev::{Machine, visible_devices, visible_slice};
 
 use crate::R;
 use crate::caller::Caller;
@@ -109,10 +109,11 @@ pub(crate) fn cuInit(_: &Caller, flags: u32) -> R {
         eprintln!("ebb simulated GPU: {message}");
         CUresult::ERROR_OPERATING_SYSTEM
     })?;
-    let visible = visible_devices(
-        std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
-        machine.config().devices,
-    );
+    let mask = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let visible = match machine.config() {
+        cut if cut.mig > 0 => visible_slice(mask.as_deref(), cut),
+        whole => visible_devices(mask.as_deref(), whole.devices),
+    };
     if visible.is_empty() {
         return Err(CUresult::ERROR_NO_DEVICE);
     }

@@ -73,8 +73,8 @@ pub(crate) use crate::copy_array::{
 pub(crate) use crate::device::{
     cuDeviceCanAccessPeer, cuDeviceComputeCapability, cuDeviceGet, cuDeviceGetAttribute,
     cuDeviceGetByPCIBusId, cuDeviceGetCount, cuDeviceGetExecAffinitySupport, cuDeviceGetName,
-    cuDeviceGetP2PAttribute, cuDeviceGetPCIBusId, cuDeviceGetProperties, cuDeviceGetUuid,
-    cuDeviceGetUuid as cuDeviceGetUuid_v2, cuDeviceTotalMem_v2,
+    cuDeviceGetP2PAttribute, cuDeviceGetPCIBusId, cuDeviceGetProperties, cuDeviceGetUuid, cuDeviceGetUuid_v2,
+    cuDeviceTotalMem_v2,
 };
 pub(crate) use crate::event::{
     cuEventCreate, cuEventDestroy_v2, cuEventDestroy_v2 as cuEventDestroy, cuEventElapsedTime,

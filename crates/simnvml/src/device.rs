@@ -4,130 +4,192 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use ebb_abi::{Zero, c_char};
-use ebb_simdev::{MAX_DEVICES, Machine, ProcessUse, device_name, device_uuid, now_ns, uuid_text};
+use ebb_simdev::{MAX_DEVICES, Machine, ProcessUse, device_name, now_ns};
 
+use crate::place::Place;
 use crate::system::machine;
 use crate::*;
 
 /// Where devices sit on the bus: the driver says the same.
 const FIRST_BUS: u32 = 0x17;
 
-/// A handle is the physical index plus one, spread, so that null and small numbers are none.
-fn handle(index: u32) -> nvmlDevice_t {
-    nvmlDevice_t(0x5eb1_0000 + (index as usize + 1) * 16)
-}
-
+/// The machine, and the first physical device of a handle.
 pub(crate) fn find(device: nvmlDevice_t) -> Result<(&'static Machine, u32), nvmlReturn_t> {
-    let machine = machine()?;
-    let count = machine.config().devices;
-    let index = (0..count)
-        .find(|index| handle(*index) == device)
-        .ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
-    Ok((machine, index))
+    let place = Place::of(device)?;
+    Ok((place.machine, place.devices().start))
 }
 
 /// # Safety
 /// As the interface demands, here and below.
 pub(crate) unsafe fn count(place: *mut u32) -> R {
-    let devices = machine()?.config().devices;
+    let cards = machine()?.config().cards();
     // SAFETY: the caller's promise.
-    unsafe { put(place, devices) }
+    unsafe { put(place, cards) }
 }
 
 pub(crate) unsafe fn by_index(index: u32, device: *mut nvmlDevice_t) -> R {
-    if index >= machine()?.config().devices {
-        return Err(NVML_ERROR_INVALID_ARGUMENT);
-    }
+    let cards = Place::cards()?;
+    let card = cards.get(index as usize).ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
     // SAFETY: the caller's promise.
-    unsafe { put(device, handle(index)) }
+    unsafe { put(device, card.handle()) }
+}
+
+/// Answers with the handle of what is found.
+unsafe fn put_found(device: *mut nvmlDevice_t, found: Option<Place>) -> R {
+    let handle = found.ok_or(NVML_ERROR_NOT_FOUND)?.handle();
+    // SAFETY: the caller's promise.
+    unsafe { put(device, handle) }
 }
 
 pub(crate) unsafe fn by_uuid(uuid: *const c_char, device: *mut nvmlDevice_t) -> R {
-    let devices = machine()?.config().devices;
+    let all = Place::all()?;
     // SAFETY: the caller's promise.
     let wanted = unsafe { text(uuid) }?;
-    let found = (0..devices).find(|index| uuid_text(device_uuid(*index)).eq_ignore_ascii_case(wanted));
+    let found = all
+        .into_iter()
+        .find(|place| place.uuid_text().eq_ignore_ascii_case(wanted));
     // SAFETY: the caller's promise.
-    unsafe { put(device, handle(found.ok_or(NVML_ERROR_NOT_FOUND)?)) }
+    unsafe { put_found(device, found) }
 }
 
 /// By the bytes of the UUID or its text.
 pub(crate) unsafe fn by_uuid_value(uuid: *const nvmlUUID_v1_t, device: *mut nvmlDevice_t) -> R {
-    let devices = machine()?.config().devices;
+    let mut all = Place::all()?.into_iter();
     // SAFETY: null or a structure by the caller's promise.
     let asked = unsafe { uuid.as_ref() }.ok_or(NVML_ERROR_INVALID_ARGUMENT)?;
     if asked.version != nvmlUUID_v1 {
         return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     }
     let found = match asked.type_ {
-        NVML_UUID_TYPE_BINARY => (0..devices).find(|index| device_uuid(*index).0 == asked.value[..16]),
+        NVML_UUID_TYPE_BINARY => all.find(|place| place.uuid().0 == asked.value[..16]),
         NVML_UUID_TYPE_ASCII => {
             let end = asked.value.iter().position(|byte| *byte == 0);
             let wanted = &asked.value[..end.unwrap_or(asked.value.len())];
-            (0..devices).find(|index| {
-                uuid_text(device_uuid(*index))
-                    .as_bytes()
-                    .eq_ignore_ascii_case(wanted)
-            })
+            all.find(|place| place.uuid_text().as_bytes().eq_ignore_ascii_case(wanted))
         }
         _ => return Err(NVML_ERROR_INVALID_ARGUMENT),
     };
     // SAFETY: the caller's promise.
-    unsafe { put(device, handle(found.ok_or(NVML_ERROR_NOT_FOUND)?)) }
+    unsafe { put_found(device, found) }
 }
 
-fn serial_of(index: u32) -> String {
-    format!("15532230{:05}", index + 1)
+fn serial_of(card: u32) -> String {
+    format!("15532230{:05}", card + 1)
 }
 
 pub(crate) unsafe fn serial(device: nvmlDevice_t, place: *mut c_char, length: u32) -> R {
-    let (_, index) = find(device)?;
+    let card = Place::of(device)?.card;
     // SAFETY: the caller's promise.
-    unsafe { put_text(place, length, &serial_of(index)) }
+    unsafe { put_text(place, length, &serial_of(card)) }
 }
 
 pub(crate) unsafe fn by_serial(serial: *const c_char, device: *mut nvmlDevice_t) -> R {
-    let devices = machine()?.config().devices;
+    let cards = Place::cards()?;
     // SAFETY: the caller's promise.
     let wanted = unsafe { text(serial) }?;
-    let found = (0..devices).find(|index| serial_of(*index) == wanted);
+    let found = cards.into_iter().find(|place| serial_of(place.card) == wanted);
     // SAFETY: the caller's promise.
-    unsafe { put(device, handle(found.ok_or(NVML_ERROR_NOT_FOUND)?)) }
+    unsafe { put_found(device, found) }
 }
 
-fn bus_id(index: u32) -> String {
-    format!("00000000:{:02X}:00.0", FIRST_BUS + index)
+fn bus_id(card: u32) -> String {
+    format!("00000000:{:02X}:00.0", FIRST_BUS + card)
 }
 
 pub(crate) unsafe fn by_pci(id: *const c_char, device: *mut nvmlDevice_t) -> R {
-    let devices = machine()?.config().devices;
+    let cards = Place::cards()?;
     // SAFETY: the caller's promise.
     let wanted = unsafe { text(id) }?.to_ascii_uppercase();
     // The domain is written with four digits, eight, or not at all.
-    let found = (0..devices).find(|index| {
-        let full = bus_id(*index);
+    let found = cards.into_iter().find(|place| {
+        let full = bus_id(place.card);
         wanted == full || wanted == full[4..] || wanted == full[9..]
     });
     // SAFETY: the caller's promise.
-    unsafe { put(device, handle(found.ok_or(NVML_ERROR_NOT_FOUND)?)) }
+    unsafe { put_found(device, found) }
+}
+
+/// The mode of a card: cut or not, and cut or not after the next reset.
+pub(crate) unsafe fn mig_mode(device: nvmlDevice_t, current: *mut u32, pending: *mut u32) -> R {
+    let place = Place::of(device)?;
+    if !place.is_cut() {
+        return Err(NVML_ERROR_NOT_SUPPORTED);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(current, 1)?;
+        put(pending, 1)
+    }
+}
+
+pub(crate) unsafe fn most_slices(device: nvmlDevice_t, count: *mut u32) -> R {
+    let place = Place::of(device)?;
+    let most = if place.is_cut() {
+        place.machine.config().mig
+    } else {
+        0
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(count, most) }
+}
+
+pub(crate) unsafe fn is_slice(device: nvmlDevice_t, answer: *mut u32) -> R {
+    let place = Place::of(device)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(answer, u32::from(place.slice.is_some())) }
+}
+
+pub(crate) unsafe fn slice(device: nvmlDevice_t, index: u32, slice: *mut nvmlDevice_t) -> R {
+    let place = Place::of(device)?;
+    if !place.is_cut() {
+        return Err(NVML_ERROR_NOT_SUPPORTED);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { put_found(slice, place.slices().get(index as usize).copied()) }
+}
+
+pub(crate) unsafe fn card_of_slice(slice: nvmlDevice_t, device: *mut nvmlDevice_t) -> R {
+    let place = Place::of(slice)?;
+    if place.slice.is_none() {
+        return Err(NVML_ERROR_NOT_SUPPORTED);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { put(device, Place { slice: None, ..place }.handle()) }
+}
+
+/// The numbers of a slice: each has an instance of its own, and one of computing in that.
+pub(crate) unsafe fn gpu_instance(device: nvmlDevice_t, id: *mut u32) -> R {
+    let position = Place::of(device)?.position().ok_or(NVML_ERROR_NOT_SUPPORTED)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(id, position + 1) }
+}
+
+pub(crate) unsafe fn compute_instance(device: nvmlDevice_t, id: *mut u32) -> R {
+    Place::of(device)?.position().ok_or(NVML_ERROR_NOT_SUPPORTED)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(id, 0) }
 }
 
 pub(crate) unsafe fn index(device: nvmlDevice_t, place: *mut u32) -> R {
-    let (_, index) = find(device)?;
+    let found = Place::of(device)?;
+    let index = found.position().unwrap_or(found.card);
     // SAFETY: the caller's promise.
     unsafe { put(place, index) }
 }
 
 pub(crate) unsafe fn name(device: nvmlDevice_t, place: *mut c_char, length: u32) -> R {
-    find(device)?;
+    let name = match Place::of(device)?.slice {
+        Some(_) => format!("{} MIG 1g", device_name()),
+        None => device_name().into(),
+    };
     // SAFETY: the caller's promise.
-    unsafe { put_text(place, length, device_name()) }
+    unsafe { put_text(place, length, &name) }
 }
 
 pub(crate) unsafe fn uuid(device: nvmlDevice_t, place: *mut c_char, length: u32) -> R {
-    let (_, index) = find(device)?;
+    let text = Place::of(device)?.uuid_text();
     // SAFETY: the caller's promise.
-    unsafe { put_text(place, length, &uuid_text(device_uuid(index))) }
+    unsafe { put_text(place, length, &text) }
 }
 
 fn chars<const N: usize>(text: &str) -> [c_char; N] {
@@ -139,11 +201,11 @@ fn chars<const N: usize>(text: &str) -> [c_char; N] {
 }
 
 pub(crate) unsafe fn pci(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> R {
-    let (_, index) = find(device)?;
-    let id = bus_id(index);
+    let card = Place::of(device)?.card;
+    let id = bus_id(card);
     let info = nvmlPciInfo_t {
         busIdLegacy: chars(&id[4..]),
-        bus: FIRST_BUS + index,
+        bus: FIRST_BUS + card,
         // NVIDIA's vendor number in the low half: tools look at it.
         pciDeviceId: 0x5eb0_10de,
         busId: chars(&id),
@@ -154,8 +216,7 @@ pub(crate) unsafe fn pci(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> R {
 }
 
 pub(crate) unsafe fn memory(device: nvmlDevice_t, place: *mut nvmlMemory_t) -> R {
-    let (machine, index) = find(device)?;
-    let usage = machine.usage(index);
+    let usage = Place::of(device)?.usage();
     // SAFETY: the caller's promise.
     unsafe {
         put(
@@ -170,7 +231,7 @@ pub(crate) unsafe fn memory(device: nvmlDevice_t, place: *mut nvmlMemory_t) -> R
 }
 
 pub(crate) unsafe fn memory_v2(device: nvmlDevice_t, place: *mut nvmlMemory_v2_t) -> R {
-    let (machine, index) = find(device)?;
+    let found = Place::of(device)?;
     if place.is_null() {
         return Err(NVML_ERROR_INVALID_ARGUMENT);
     }
@@ -179,7 +240,7 @@ pub(crate) unsafe fn memory_v2(device: nvmlDevice_t, place: *mut nvmlMemory_v2_t
     if version != nvmlMemory_v2 {
         return Err(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     }
-    let usage = machine.usage(index);
+    let usage = found.usage();
     let answer = nvmlMemory_v2_t {
         version,
         total: usage.total,
@@ -192,8 +253,7 @@ pub(crate) unsafe fn memory_v2(device: nvmlDevice_t, place: *mut nvmlMemory_v2_t
 }
 
 pub(crate) unsafe fn bar1(device: nvmlDevice_t, place: *mut nvmlBAR1Memory_t) -> R {
-    let (machine, index) = find(device)?;
-    let total = machine.usage(index).total.next_power_of_two();
+    let total = Place::of(device)?.usage().total.next_power_of_two();
     // SAFETY: the caller's promise.
     unsafe {
         put(
@@ -212,13 +272,13 @@ unsafe fn processes<T>(
     device: nvmlDevice_t,
     count: *mut u32,
     list: *mut T,
-    make: impl Fn(ProcessUse) -> T,
+    make: impl Fn((ProcessUse, u32)) -> T,
 ) -> R {
-    let (machine, index) = find(device)?;
+    let there = Place::of(device)?;
     if count.is_null() {
         return Err(NVML_ERROR_INVALID_ARGUMENT);
     }
-    let found = machine.processes(index);
+    let found = there.processes();
     // SAFETY: not null, and good for one value by the caller's promise.
     let room = unsafe { count.read_unaligned() } as usize;
     // SAFETY: as above.
@@ -244,7 +304,7 @@ pub(crate) unsafe fn processes_v1(
     count: *mut u32,
     list: *mut nvmlProcessInfo_v1_t,
 ) -> R {
-    let make = |process: ProcessUse| nvmlProcessInfo_v1_t {
+    let make = |(process, _): (ProcessUse, u32)| nvmlProcessInfo_v1_t {
         pid: process.pid,
         usedGpuMemory: process.bytes,
     };
@@ -257,11 +317,11 @@ pub(crate) unsafe fn processes_v2(
     count: *mut u32,
     list: *mut nvmlProcessInfo_v2_t,
 ) -> R {
-    let make = |process: ProcessUse| nvmlProcessInfo_v2_t {
+    let make = |(process, instance): (ProcessUse, u32)| nvmlProcessInfo_v2_t {
         pid: process.pid,
         usedGpuMemory: process.bytes,
-        gpuInstanceId: u32::MAX,
-        computeInstanceId: u32::MAX,
+        gpuInstanceId: instance,
+        computeInstanceId: if instance == u32::MAX { instance } else { 0 },
     };
     // SAFETY: the caller's promise.
     unsafe { processes(device, count, list, make) }

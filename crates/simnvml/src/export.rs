@@ -94,17 +94,9 @@ export! {
         // SAFETY: as above.
         unsafe { device::figure(handle, place, 14) }
     };
-    nvmlDeviceGetMaxMigDeviceCount(handle: nvmlDevice_t, count: *mut u32) => |handle, place| {
-        // SAFETY: as above.
-        unsafe { device::figure(handle, place, 0) }
-    };
-    nvmlDeviceIsMigDeviceHandle(handle: nvmlDevice_t, is_mig: *mut u32) => |handle, place| {
-        // SAFETY: as above.
-        unsafe { device::figure(handle, place, 0) }
-    };
-    nvmlDeviceGetMigMode(handle: nvmlDevice_t, _current: *mut u32, _pending: *mut u32) => |handle, _, _| {
-        device::unsupported(handle)
-    };
+    nvmlDeviceGetMaxMigDeviceCount(handle: nvmlDevice_t, count: *mut u32) => device::most_slices;
+    nvmlDeviceIsMigDeviceHandle(handle: nvmlDevice_t, is_mig: *mut u32) => device::is_slice;
+    nvmlDeviceGetMigMode(handle: nvmlDevice_t, current: *mut u32, pending: *mut u32) => device::mig_mode;
     nvmlDeviceGetTemperature(handle: nvmlDevice_t, _sensor: u32, _temperature: *mut u32) => |handle, _, _| {
         device::unsupported(handle)
     };
@@ -127,12 +119,11 @@ export! {
     nvmlDeviceGetAccountingStats_v2(
         handle: nvmlDevice_t, stats: *mut nvmlAccountingStats_v2_t) => process::accounting_stats_v2;
     nvmlInternalGetExportTable(table: *mut *const usize, id: *const [u8; 16]) => private::table;
-    nvmlDeviceGetGpuInstanceId nvmlDeviceGetComputeInstanceId(
-        handle: nvmlDevice_t, _id: *mut u32) => |handle, _| device::unsupported(handle);
-    nvmlDeviceGetMigDeviceHandleByIndex(
-        handle: nvmlDevice_t, _index: u32, _slice: *mut nvmlDevice_t) => |handle, _, _| device::unsupported(handle);
+    nvmlDeviceGetGpuInstanceId(handle: nvmlDevice_t, id: *mut u32) => device::gpu_instance;
+    nvmlDeviceGetComputeInstanceId(handle: nvmlDevice_t, id: *mut u32) => device::compute_instance;
+    nvmlDeviceGetMigDeviceHandleByIndex(handle: nvmlDevice_t, index: u32, slice: *mut nvmlDevice_t) => device::slice;
     nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
-        slice: nvmlDevice_t, _device: *mut nvmlDevice_t) => |slice, _| device::unsupported(slice);
+        slice: nvmlDevice_t, handle: *mut nvmlDevice_t) => device::card_of_slice;
     nvmlDeviceGetEncoderUtilization nvmlDeviceGetDecoderUtilization nvmlDeviceGetDriverModel(
         handle: nvmlDevice_t, _percent: *mut u32, _period: *mut u32) => |handle, _, _| device::unsupported(handle);
     nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo(

@@ -7,6 +7,7 @@
 
 mod device;
 mod export;
+mod place;
 mod private;
 mod process;
 mod system;

@@ -3,6 +3,7 @@
 use ebb_simdev::{Machine, ProcessUse, now_ns};
 
 use crate::device::{busy_percent, find};
+use crate::place::Place;
 use crate::*;
 
 /// Most processes that the library keeps accounts of.
@@ -10,7 +11,8 @@ const ACCOUNTS: u32 = 4000;
 
 fn found(device: nvmlDevice_t) -> Result<(&'static Machine, u32, Vec<ProcessUse>), nvmlReturn_t> {
     let (machine, index) = find(device)?;
-    Ok((machine, index, machine.processes(index)))
+    let processes = Place::of(device)?.processes().into_iter();
+    Ok((machine, index, processes.map(|(process, _)| process).collect()))
 }
 
 /// Writes a list: the count goes in as the room and comes out as the number.

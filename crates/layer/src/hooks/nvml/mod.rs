@@ -82,8 +82,11 @@ functions! {
     own processes nvmlDeviceGetMPSComputeRunningProcesses(device: nvmlDevice_t, count: *mut u32, infos: *mut nvmlProcessInfo_v1_t);
     own processes nvmlDeviceGetMPSComputeRunningProcesses_v2(device: nvmlDevice_t, count: *mut u32, infos: *mut nvmlProcessInfo_v2_t);
     own processes nvmlDeviceGetMPSComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut u32, infos: *mut nvmlProcessInfo_v3_t);
+    pass real nvmlDeviceGetMaxMigDeviceCount(device: nvmlDevice_t, count: *mut u32);
     own memory nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t);
     own memory nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t);
+    pass real nvmlDeviceGetMigDeviceHandleByIndex(device: nvmlDevice_t, index: u32, slice: *mut nvmlDevice_t);
+    pass real nvmlDeviceGetMigMode(device: nvmlDevice_t, current: *mut u32, pending: *mut u32);
     own utilisation nvmlDeviceGetProcessUtilization(device: nvmlDevice_t, samples: *mut nvmlProcessUtilizationSample_t, count: *mut u32, since: u64);
     own utilisation nvmlDeviceGetProcessesUtilizationInfo(device: nvmlDevice_t, info: *mut nvmlProcessesUtilizationInfo_v1_t);
     own processes nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t);

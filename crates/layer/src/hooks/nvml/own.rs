@@ -121,12 +121,7 @@ pub(crate) fn process_bytes(uuid: DeviceUuid) -> Option<Bytes> {
     if !START.went_well(PATIENCE) {
         return None;
     }
-    let text = std::ffi::CString::new(uuid.to_string()).ok()?;
-    let mut device = nvmlDevice_t(0);
-    // SAFETY: a string with its terminator, and a place for the answer.
-    if !unsafe { real::nvmlDeviceGetHandleByUUID(text.as_ptr(), &raw mut device) }.is_success() {
-        return None;
-    }
+    let device = handle_of(uuid)?;
     let pid = std::process::id();
     processes(device)?
         .iter()
@@ -135,6 +130,20 @@ pub(crate) fn process_bytes(uuid: DeviceUuid) -> Option<Bytes> {
             let bytes = process.usedGpuMemory;
             (bytes != NVML_VALUE_NOT_AVAILABLE).then_some(Bytes(bytes))
         })
+}
+
+/// The handle of a card, or of the slice of a card (MIG) that has this identity.
+fn handle_of(uuid: DeviceUuid) -> Option<nvmlDevice_t> {
+    let card = uuid.to_string();
+    let slice = card.replacen("GPU-", "MIG-", 1);
+    [card, slice].into_iter().find_map(|text| {
+        let text = std::ffi::CString::new(text).ok()?;
+        let mut device = nvmlDevice_t(0);
+        // SAFETY: a string with its terminator, and a place for the answer.
+        unsafe { real::nvmlDeviceGetHandleByUUID(text.as_ptr(), &raw mut device) }
+            .is_success()
+            .then_some(device)
+    })
 }
 
 fn processes(device: nvmlDevice_t) -> Option<Vec<nvmlProcessInfo_v3_t>> {

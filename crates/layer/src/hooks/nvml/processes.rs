@@ -42,7 +42,7 @@ pub(super) unsafe fn put<T>(
 }
 
 /// The slice of the card that a handle is; "none" if it is the whole.
-fn slice_of(device: nvmlDevice_t) -> (u32, u32) {
+pub(super) fn slice_of(device: nvmlDevice_t) -> (u32, u32) {
     let (mut instance, mut compute) = (u32::MAX, u32::MAX);
     // SAFETY: two places of our own. A handle that is no slice is refused and the places stay.
     unsafe {
@@ -87,13 +87,12 @@ macro_rules! lists {
                 // SAFETY: a place of our own, and no room.
                 let result = unsafe { real::$name(device, &raw mut real_count, core::ptr::null_mut()) };
                 if would_answer(result)
-                    && let Some(mut processes) = world::processes(device)
+                    && let Some(mut processes) = world::placed(device)
                 {
                     if !$all {
                         processes.clear();
                     }
-                    let slice = slice_of(device);
-                    let list = processes.into_iter().map(|process| $form(process, slice));
+                    let list = processes.into_iter().map(|(process, slice)| $form(process, slice));
                     // SAFETY: the program's places, and room as it says.
                     return unsafe { put(list, count, infos) };
                 }
@@ -134,19 +133,20 @@ pub(crate) unsafe extern "C-unwind" fn nvmlDeviceGetRunningProcessDetailList(
         // SAFETY: a structure of our own, and no room.
         let result = unsafe { real::nvmlDeviceGetRunningProcessDetailList(device, &raw mut question) };
         if would_answer(result)
-            && let Some(mut processes) = world::processes(device)
+            && let Some(mut processes) = world::placed(device)
         {
             if !matches!(asked.mode, NVML_PROCESS_MODE_COMPUTE | NVML_PROCESS_MODE_ALL) {
                 processes.clear();
             }
-            let slice = slice_of(device);
-            let entries = processes.into_iter().map(|process| nvmlProcessDetail_v1_t {
-                pid: process.pid,
-                usedGpuMemory: process.bytes.0,
-                gpuInstanceId: slice.0,
-                computeInstanceId: slice.1,
-                usedGpuCcProtectedMemory: 0,
-            });
+            let entries = processes
+                .into_iter()
+                .map(|(process, slice)| nvmlProcessDetail_v1_t {
+                    pid: process.pid,
+                    usedGpuMemory: process.bytes.0,
+                    gpuInstanceId: slice.0,
+                    computeInstanceId: slice.1,
+                    usedGpuCcProtectedMemory: 0,
+                });
             // SAFETY: the program's structure, and room as it says.
             return unsafe { put(entries, &raw mut asked.numProcArrayEntries, asked.procArray) };
         }

@@ -10,6 +10,7 @@ use ebb_layer_core::host::MmapHost;
 use ebb_layer_core::world::{World, WorldProcess, ask};
 use ebb_units::DeviceUuid;
 
+use super::processes::slice_of;
 use super::real;
 use crate::hooks::with_books;
 use crate::{barrier, bridge};
@@ -72,11 +73,63 @@ pub(super) fn memory(device: nvmlDevice_t, free: u64, total: u64) -> Option<(u64
         let (free, total) = running.mem_info(device.index?, free, total);
         Some((free.min(total), total))
     });
+    // A card that is cut has what its slices have.
+    if managed.is_none()
+        && let Some(slices) = slices(device)
+    {
+        let used = slices
+            .into_iter()
+            .map(|slice| world(slice).map(|world| world.charged.0));
+        let used: Option<u64> = used.sum();
+        return used.map(|used| (total.saturating_sub(used), total));
+    }
     managed.or_else(|| {
         let world = world(device)?;
         let total = world.limit.map_or(total, |limit| limit.0.min(total));
         Some((total.saturating_sub(world.charged.0), total))
     })
+}
+
+/// What a card is cut into (MIG); `None` if it is whole, or a slice itself. Asked only in tasks.
+fn slices(device: nvmlDevice_t) -> Option<Vec<nvmlDevice_t>> {
+    if !in_task() {
+        return None;
+    }
+    let (mut cut, mut pending, mut count) = (0, 0, 0);
+    // SAFETY: places of our own.
+    let known = unsafe { real::nvmlDeviceGetMigMode(device, &raw mut cut, &raw mut pending) };
+    if !known.is_success() || cut == 0 {
+        return None;
+    }
+    // SAFETY: as above.
+    let known = unsafe { real::nvmlDeviceGetMaxMigDeviceCount(device, &raw mut count) };
+    if !known.is_success() {
+        return None;
+    }
+    let slices = (0..count.min(64)).filter_map(|index| {
+        let mut slice = nvmlDevice_t(0);
+        // SAFETY: a place of our own. Not every number has a slice.
+        unsafe { real::nvmlDeviceGetMigDeviceHandleByIndex(device, index, &raw mut slice) }
+            .is_success()
+            .then_some(slice)
+    });
+    Some(slices.collect())
+}
+
+/// The task's processes on a card, each with the slice of it where it is. `None` if the driver's answer should stand.
+pub(super) fn placed(device: nvmlDevice_t) -> Option<Vec<(WorldProcess, (u32, u32))>> {
+    let here = |device| {
+        let slice = slice_of(device);
+        let list = processes(device)?.into_iter();
+        Some(list.map(move |process| (process, slice)).collect::<Vec<_>>())
+    };
+    match slices(device) {
+        None => here(device),
+        Some(slices) => {
+            let lists: Option<Vec<_>> = slices.into_iter().map(here).collect();
+            Some(lists?.into_iter().flatten().collect())
+        }
+    }
 }
 
 /// The task's processes on a card. `None` if the driver's answer should stand.

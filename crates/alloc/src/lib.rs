@@ -4,6 +4,7 @@
 //! * [`Blocks`]: small allocations, 512 bytes apart, inside shared segments.
 //! * [`HostSlots`]: room for evicted chunks in arena segments.
 //! * [`pool`]: device memory, addresses and physical memory together; it neither fragments nor waits.
+//! * [`front`]: that pool for many threads, which keep blocks for their next use.
 //!
 //! The first three know exactly what is free, so that what is given back twice, or was never given out, is an error and never
 //! an entry in a list. The cost of a call goes with the logarithm of what is live; history costs nothing.
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+pub mod front;
 pub mod pool;
 mod slots;
 mod space;

@@ -272,18 +272,24 @@ impl Pool {
         }
     }
 
-    /// All work of all streams is done. Streams that are not used any more are forgotten.
-    pub fn all_done(&mut self) {
+    /// The streams whose work keeps free bytes from others: to be told about with [`Self::done`].
+    #[must_use]
+    pub fn streams(&self) -> Vec<Stream> {
         let mut streams = self.runs.streams();
-        streams.extend(self.late.iter().flat_map(|late| late.others.iter().map(|o| o.0)));
+        streams.extend(
+            self.late
+                .iter()
+                .flat_map(|late| late.others.iter().map(|other| other.0)),
+        );
         streams.extend(self.late.iter().map(|late| late.stream));
         streams.sort_unstable();
         streams.dedup();
-        for stream in &streams {
-            self.done(*stream, Mark(u64::MAX));
-        }
-        // What became free late belonged to its own stream for a moment.
-        for stream in streams {
+        streams
+    }
+
+    /// All work of all streams is done. Streams that are not used any more are forgotten.
+    pub fn all_done(&mut self) {
+        for stream in self.streams() {
             self.done(stream, Mark(u64::MAX));
         }
         for last in self.stale.values_mut() {

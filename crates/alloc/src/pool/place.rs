@@ -48,11 +48,7 @@ impl Pool {
         let Some(len) = self.config.round(size).filter(|len| *len <= u64::MAX >> 1) else {
             return Step::NoRoom(size);
         };
-        let mut align = align.max(self.config.quantum);
-        // Whole granules lie on whole granules: when they are free, all of them can go elsewhere.
-        if len.is_multiple_of(self.config.granule) {
-            align = self.config.granule;
-        }
+        let align = self.aligned(len, align);
         if let Some(at) = self.fit(stream, len, align) {
             return self.use_run(at, size, len, stream);
         }
@@ -70,6 +66,38 @@ impl Pool {
             }
         }
         self.make_room(size, len, align, stream)
+    }
+
+    /// A block, if there is one without any call of the driver and without asking how far streams are. Nothing else changes.
+    pub fn allocate_mapped(&mut self, request: &Request) -> Option<u64> {
+        let Request {
+            size, stream, align, ..
+        } = *request;
+        let len = self.config.round(size).filter(|len| *len <= u64::MAX >> 1)?;
+        let align = self.aligned(len, align);
+        let place = self
+            .fit(stream, len, align)
+            .or_else(|| self.adjoining(stream, len, align));
+        match place {
+            Some(at) if self.parts_of_chunks(at, len).is_empty() => {
+                self.put(at, size, len, stream);
+                Some(at)
+            }
+            // Cutting is for the one who makes calls.
+            Some(_) => None,
+            None => self.ready_view(size, len, align, stream),
+        }
+    }
+
+    /// Whole granules lie on whole granules: when they are free, all of them can go elsewhere.
+    const fn aligned(&self, len: u64, align: u64) -> u64 {
+        if len.is_multiple_of(self.config.granule) {
+            self.config.granule
+        } else if align > self.config.quantum {
+            align
+        } else {
+            self.config.quantum
+        }
     }
 
     fn others(&self, stream: Stream) -> Vec<Stream> {
@@ -159,20 +187,7 @@ impl Pool {
 
     /// A block in free, mapped bytes: at once, unless it would cover only part of an idle chunk. That is cut first.
     fn use_run(&mut self, at: u64, size: u64, len: u64, stream: Stream) -> Step {
-        let mut cut: Vec<(ChunkId, Vec<u64>)> = Vec::new();
-        for (start, n, id) in self.chunks.over(at, len) {
-            if n > self.config.granule
-                && self
-                    .chunks
-                    .get(id)
-                    .is_some_and(|chunk| chunk.state == State::Idle)
-            {
-                let cuts = self.cuts(start, n, at, len);
-                if !cuts.is_empty() {
-                    cut.push((id, cuts));
-                }
-            }
-        }
+        let cut = self.parts_of_chunks(at, len);
         if cut.is_empty() {
             self.put(at, size, len, stream);
             return Step::Ready(at);
@@ -191,6 +206,20 @@ impl Pool {
         self.sweep(&mut plan);
         self.counters.in_plans += 1;
         Step::Run(Box::new(plan))
+    }
+
+    /// The idle chunks of which a block here would cover only a part, and where each has to be cut.
+    fn parts_of_chunks(&self, at: u64, len: u64) -> Vec<(ChunkId, Vec<u64>)> {
+        let mut parts = Vec::new();
+        for (start, n, id) in self.chunks.over(at, len) {
+            if n > self.config.granule && self.is(id, State::Idle) {
+                let cuts = self.cuts(start, n, at, len);
+                if !cuts.is_empty() {
+                    parts.push((id, cuts));
+                }
+            }
+        }
+        parts
     }
 
     /// Where a chunk at `[start, start + n)` has to be cut so that a block covers its parts wholly or not at all, and shares none but

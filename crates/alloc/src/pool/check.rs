@@ -163,9 +163,7 @@ impl Pool {
             if self.plans_hold_nothing() && !view.is_dead() {
                 let mut from = view.at;
                 for (home, len) in &view.extents {
-                    let ids = |at, len| -> Vec<_> {
-                        self.chunks.over(at, len).into_iter().map(|one| one.2).collect()
-                    };
+                    let ids = |at, len| -> Vec<_> { self.chunks.over(at, len).map(|one| one.2).collect() };
                     if ids(from, *len) != ids(*home, *len) {
                         return Err(format!(
                             "the view at {:#x} shows other chunks at {from:#x}",

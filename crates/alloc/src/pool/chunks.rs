@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustc_hash::FxHashMap;
+
 /// A piece of physical memory that the driver knows by one handle. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId(pub u64);
@@ -44,9 +46,10 @@ impl Chunk {
 /// `maps` holds the mappings of all chunks; none overlaps another. `idle` holds the idle chunks, and these are mapped at home.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chunks {
-    chunks: BTreeMap<ChunkId, Chunk>,
-    /// Every mapping, by address.
-    maps: BTreeMap<u64, ChunkId>,
+    /// Never walked where the order would matter.
+    chunks: FxHashMap<ChunkId, Chunk>,
+    /// Every mapping, by address: length and chunk.
+    maps: BTreeMap<u64, (u64, ChunkId)>,
     /// Bytes and id.
     idle: BTreeSet<(u64, ChunkId)>,
     idle_bytes: u64,
@@ -88,7 +91,7 @@ impl Chunks {
     pub(super) fn mapped(&mut self, id: ChunkId, at: u64) {
         if let Some(chunk) = self.chunks.get_mut(&id) {
             chunk.maps.push(at);
-            self.maps.insert(at, id);
+            self.maps.insert(at, (chunk.len, id));
         }
     }
 
@@ -138,18 +141,12 @@ impl Chunks {
     }
 
     /// The mappings that share an address with `[at, at + len)`, lowest first: start, length and chunk.
-    pub(super) fn over(&self, at: u64, len: u64) -> Vec<(u64, u64, ChunkId)> {
-        let first = self
-            .maps
-            .range(..=at)
-            .next_back()
-            .map(|(&start, _)| start)
-            .unwrap_or(at);
+    pub(super) fn over(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, u64, ChunkId)> + '_ {
+        let first = self.maps.range(..=at).next_back().map_or(at, |(&start, _)| start);
         self.maps
             .range(first..at + len)
-            .filter_map(|(&start, &id)| Some((start, self.chunks.get(&id)?.len, id)))
-            .filter(|&(start, n, _)| start + n > at)
-            .collect()
+            .map(|(&start, &(n, id))| (start, n, id))
+            .filter(move |&(start, n, _)| start + n > at)
     }
 
     /// The parts of `[at, at + len)` with nothing mapped.
@@ -170,7 +167,7 @@ impl Chunks {
 
     /// The chunk that is mapped at exactly this address.
     pub(super) fn at(&self, at: u64) -> Option<ChunkId> {
-        self.maps.get(&at).copied()
+        self.maps.get(&at).map(|(_, id)| *id)
     }
 
     /// Idle chunks, the largest first.

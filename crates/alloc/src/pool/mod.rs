@@ -475,7 +475,6 @@ impl Pool {
     fn parts(&self, at: u64, len: u64) -> Vec<(u64, ChunkId)> {
         self.chunks
             .over(at, len)
-            .into_iter()
             .map(|(start, _, id)| (start, id))
             .collect()
     }
@@ -487,10 +486,23 @@ impl Pool {
         }
         let (start, run, [new, new_end]) = self.runs.insert(at, len, owner, mark);
         let end = start + run.len;
-        for (from, n, id) in self.chunks.over(new, new_end - new) {
-            if start <= from && from + n <= end && self.is(id, State::Active) {
-                self.chunks.set(id, State::Idle);
-            }
+        self.set_all(new, new_end - new, State::Idle, |chunk, from, n| {
+            start <= from && from + n <= end && chunk == State::Active
+        });
+    }
+
+    /// Changes the state of chunks in these addresses, if it is the one that is asked for.
+    fn set_all(&mut self, at: u64, len: u64, state: State, change: impl Fn(State, u64, u64) -> bool) {
+        let mut from = at;
+        while from < at + len {
+            let next = self.chunks.over(from, at + len - from).find(|&(start, n, id)| {
+                self.chunks
+                    .get(id)
+                    .is_some_and(|chunk| change(chunk.state, start, n))
+            });
+            let Some((start, n, id)) = next else { break };
+            self.chunks.set(id, state);
+            from = start + n;
         }
     }
 
@@ -520,17 +532,16 @@ impl Pool {
 
     /// Takes free bytes, by their home addresses, for a block.
     fn take(&mut self, at: u64, len: u64) {
-        let taken = self.runs.take_all(at, len);
-        debug_assert_eq!(
-            taken.iter().map(|(_, run)| run.len).sum::<u64>(),
-            len,
-            "{at:#x}+{len:#x} is free"
-        );
-        for (_, _, id) in self.chunks.over(at, len) {
-            if self.is(id, State::Idle) {
-                self.chunks.set(id, State::Active);
-            }
+        // Mostly all in one run.
+        if self.runs.take(at, len).is_none() {
+            let taken = self.runs.take_all(at, len);
+            debug_assert_eq!(
+                taken.iter().map(|(_, run)| run.len).sum::<u64>(),
+                len,
+                "{at:#x}+{len:#x} is free"
+            );
         }
+        self.set_all(at, len, State::Active, |chunk, _, _| chunk == State::Idle);
         self.counters.active_peak = self.counters.active_peak.max(self.chunks.active_bytes());
         self.demand[0] = self.demand[0].max(self.chunks.active_bytes());
     }

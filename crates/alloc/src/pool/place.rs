@@ -226,13 +226,16 @@ impl Pool {
     /// single granules with others.
     fn cuts(&self, start: u64, n: u64, at: u64, len: u64) -> Vec<u64> {
         let config = &self.config;
-        let mut cuts = vec![
+        let borders = [
             config.down(at),
             config.up(at),
             config.down(at + len),
             config.up(at + len),
         ];
-        cuts.retain(|cut| *cut > start && *cut < start + n);
+        let mut cuts: Vec<u64> = borders
+            .into_iter()
+            .filter(|cut| *cut > start && *cut < start + n)
+            .collect();
         cuts.sort_unstable();
         cuts.dedup();
         cuts
@@ -240,7 +243,7 @@ impl Pool {
 
     /// Takes idle chunks and free bytes in these addresses out, for a plan.
     fn hold_bytes(&mut self, plan: &mut Plan, at: u64, len: u64) {
-        for (_, _, id) in self.chunks.over(at, len) {
+        for (_, id) in self.parts(at, len) {
             if self
                 .chunks
                 .get(id)
@@ -457,8 +460,8 @@ impl Pool {
     fn border(&self, at: u64, border: u64) -> bool {
         self.chunks
             .over(at, 1)
-            .first()
-            .is_some_and(|(start, n, _)| *start == border || start + n == border)
+            .next()
+            .is_some_and(|(start, n, _)| start == border || start + n == border)
     }
 
     /// Work that keeps free memory from this stream.
@@ -544,7 +547,8 @@ impl Pool {
         });
         if at < end {
             // An idle chunk at the head may have to be cut.
-            for (start, n, id) in self.chunks.over(at, end - at) {
+            let over: Vec<_> = self.chunks.over(at, end - at).collect();
+            for (start, n, id) in over {
                 let idle = self
                     .chunks
                     .get(id)
@@ -592,7 +596,7 @@ impl Pool {
             self.drop_view(oldest);
         }
         // The chunks at the ends are mapped as a whole.
-        let outer = |at: u64| self.chunks.over(at, 1).first().copied();
+        let outer = |at: u64| self.chunks.over(at, 1).next();
         let tail = ends.tail.and_then(|(at, n)| Some((at, n, outer(at)?)));
         let head = ends.head.and_then(|(at, n)| Some((at, n, outer(at)?)));
         let before = tail.map_or(0, |(_, _, (_, n, _))| n);

@@ -1,5 +1,6 @@
 //! [`Config`]: what the daemon is told by its file, and what it assumes where the file says nothing.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Visitor};
 
 use crate::budget::HostMemory;
+use crate::rules::{NotifyConfig, Rule};
 use crate::say::Level;
 
 /// Whom a daemon serves.
@@ -53,6 +55,12 @@ pub struct Config {
     pub disk: Option<DiskConfig>,
     /// What the arbiter decides by.
     pub policy: PolicyConfig,
+    /// Rules of the operator.
+    pub rules: Vec<Rule>,
+    /// Whom they notify.
+    pub notify: NotifyConfig,
+    /// Weights of users, by number, that do not weigh 1.
+    pub tenants: BTreeMap<u32, u32>,
     /// How long a reclaim waits for running work.
     pub busy_wait: Duration,
     /// The event log.
@@ -357,6 +365,9 @@ impl Config {
             disk: raw.disk.resolve()?,
             busy_wait: raw.policy.busy_wait.map_or(Duration::from_secs(2), |t| t.0),
             policy: raw.policy.resolve()?,
+            rules: raw.rule,
+            notify: raw.notify,
+            tenants: resolve_tenants(raw.tenants)?,
             event_log: EventLogConfig {
                 enabled: raw.event_log.enabled.unwrap_or(true),
                 path: raw.event_log.path,
@@ -385,6 +396,25 @@ impl Config {
     }
 }
 
+/// Users by number. Names are not looked up: that may go over the network, and the daemon has to start without.
+fn resolve_tenants(raw: BTreeMap<String, u32>) -> Result<BTreeMap<u32, u32>, ConfigError> {
+    raw.into_iter()
+        .map(|(user, weight)| {
+            let number = user.parse().map_err(|_| ConfigError::Invalid {
+                what: format!("tenants: `{user}` is no user id"),
+                fix: "write the number that `id -u NAME` prints".into(),
+            })?;
+            if weight == 0 {
+                return Err(ConfigError::Invalid {
+                    what: format!("tenants: user {user} weighs nothing"),
+                    fix: "write 1 or more".into(),
+                });
+            }
+            Ok((number, weight))
+        })
+        .collect()
+}
+
 fn nvml_path(text: &str) -> Option<PathBuf> {
     (text != "off").then(|| PathBuf::from(text))
 }
@@ -392,6 +422,12 @@ fn nvml_path(text: &str) -> Option<PathBuf> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawConfig {
+    #[serde(default)]
+    rule: Vec<Rule>,
+    #[serde(default)]
+    notify: NotifyConfig,
+    #[serde(default)]
+    tenants: BTreeMap<String, u32>,
     scope: Option<Scope>,
     socket_dir: Option<PathBuf>,
     state_dir: Option<PathBuf>,
@@ -860,6 +896,34 @@ mod tests {
             parse("").unwrap().arena_budget(&memory).unwrap(),
             Bytes(memory.cgroup.unwrap().left().0 / 5 * 4).round_down(GRANULE)
         );
+    }
+
+    #[test]
+    fn rules_are_read_and_a_wrong_one_is_refused_with_its_place() {
+        let config = parse(
+            "[[rule]]\nname = \"full\"\nwhen = \"device.used > 92% for 30s\"\ndo = [\"trim\", \"shrink low\", \"notify\"]\n\
+             [notify]\ncommand = \"logger\"\n[tenants]\n1000 = 3\n",
+        )
+        .unwrap();
+        assert_eq!(config.rules.len(), 1);
+        assert_eq!(config.rules[0].deeds.len(), 3);
+        assert_eq!(config.tenants, BTreeMap::from([(1000, 3)]));
+        let wrong = |text: &str| parse(text).unwrap_err().to_string();
+        let error = wrong("[[rule]]\nname = \"x\"\nwhen = \"device.usd > 92%\"\ndo = [\"trim\"]\n");
+        assert!(
+            error.contains("line 3, column 8") && error.contains("device.usd"),
+            "{error}"
+        );
+        let error =
+            wrong("[[rule]]\nname = \"x\"\nwhen = \"device.used > 92%\"\ndo = [\"trim\", \"explode\"]\n");
+        assert!(
+            error.contains("line 4, column 6") && error.contains("explode"),
+            "{error}"
+        );
+        let error = wrong("[notify]\nwebhook = \"https://x/\"\n");
+        assert!(error.contains("line 2, column 11"), "{error}");
+        assert!(parse("[tenants]\nalice = 2\n").is_err());
+        assert!(parse("[tenants]\n1 = 0\n").is_err());
     }
 
     #[test]

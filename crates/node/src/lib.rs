@@ -25,6 +25,7 @@ mod nvml;
 mod place;
 mod process;
 mod replay;
+pub mod rules;
 mod say;
 mod statefile;
 mod suspect;

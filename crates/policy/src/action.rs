@@ -145,6 +145,9 @@ pub enum ReclaimReason {
     /// The task is paused.
     #[error("paused")]
     Paused,
+    /// The operator, or a rule of his, wants it.
+    #[error("asked for by the operator")]
+    Operator,
     /// Little is free on the device: memory that idles goes before somebody has to wait for it.
     #[error("little is free")]
     LowMark,
@@ -160,7 +163,7 @@ impl ReclaimReason {
             Self::Demand { .. } | Self::TurnEnded { .. } | Self::Guarantee { .. } | Self::Overcommitted => {
                 true
             }
-            Self::IdleRelease | Self::LowMark | Self::LimitLowered | Self::Paused => false,
+            Self::Operator | Self::IdleRelease | Self::LowMark | Self::LimitLowered | Self::Paused => false,
         }
     }
 }

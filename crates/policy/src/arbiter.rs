@@ -191,6 +191,8 @@ impl Arbiter {
             }
             Event::Pause { task } => self.pause(task),
             Event::Resume { task } => self.resume(task, out),
+            Event::Trim { device } => self.trim(device, out),
+            Event::Shrink { device, priority } => self.shrink(device, priority, out),
             Event::Tick => {}
         }
     }

@@ -271,6 +271,18 @@ pub enum Event {
         /// Which.
         task: TaskId,
     },
+    /// The operator wants back what nobody uses on a device.
+    Trim {
+        /// Where.
+        device: DeviceId,
+    },
+    /// The operator wants idle tasks of a priority to give back what they have above their requests.
+    Shrink {
+        /// Where.
+        device: DeviceId,
+        /// Whose.
+        priority: Priority,
+    },
     /// Time passed: [`crate::Arbiter::next_deadline`] has come.
     Tick,
 }

@@ -60,7 +60,7 @@ mod victims;
 mod view;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
-pub const RULES: u32 = 4;
+pub const RULES: u32 = 5;
 
 pub use action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;

@@ -9,12 +9,20 @@
 //!   cannot be moved can be held by those who wait for more of it. If everybody who holds such memory waits, and nobody's
 //!   wish can be met, one is refused: the youngest ask of the lowest priority.
 
-use ebb_units::{Bytes, ClientId, DeviceId};
+use std::collections::BTreeMap;
+
+use ebb_units::{Bytes, ClientId, DeviceId, Priority, TaskId};
 
 use crate::Arbiter;
-use crate::action::{Action, DenyReason, Depth, ReclaimReason};
+use crate::action::{Action, DenyReason, Depth, Note, ReclaimReason};
 use crate::event::AskKind;
 use crate::rank::{CONSIDERED, Candidate, LOOKED_AT};
+
+fn unknown(device: DeviceId) -> Action {
+    Action::Note(Note::Ignored {
+        what: format!("{device} is not known"),
+    })
+}
 
 /// How many idle clients are looked at for one batch.
 const BATCH: usize = 256;
@@ -53,6 +61,45 @@ impl Arbiter {
         for (id, bytes) in orders {
             // What is left of it may go in the next batch.
             self.order(id, bytes, Depth::Evict, ReclaimReason::LowMark, out);
+        }
+    }
+
+    /// Takes back what nobody uses.
+    pub(crate) fn trim(&mut self, device: DeviceId, out: &mut Vec<Action>) {
+        let Some(d) = self.devices.get(&device) else {
+            return out.push(unknown(device));
+        };
+        let spare: Vec<(ClientId, Bytes)> = d
+            .index
+            .spare
+            .iter()
+            .map(|key| (key.client, self.unused(&self.clients[&key.client])))
+            .collect();
+        for (id, bytes) in spare {
+            self.order(id, bytes, Depth::Unused, ReclaimReason::Operator, out);
+        }
+    }
+
+    /// Takes back what idle tasks of a priority have above their requests.
+    pub(crate) fn shrink(&mut self, device: DeviceId, priority: Priority, out: &mut Vec<Action>) {
+        let Some(d) = self.devices.get(&device) else {
+            return out.push(unknown(device));
+        };
+        let mut left: BTreeMap<TaskId, Bytes> = BTreeMap::new();
+        let mut orders = Vec::new();
+        for key in d.index.idle.iter().filter(|key| key.priority == priority) {
+            let c = &self.clients[&key.client];
+            let above = left.entry(c.task).or_insert_with(|| {
+                let sums = &d.parts[&c.task].sums;
+                let requested = self.task_of(c).guaranteed(device);
+                sums.held.saturating_sub(requested).saturating_sub(sums.ordered)
+            });
+            let n = c.movable().min(*above);
+            *above = above.saturating_sub(n);
+            orders.push((key.client, n));
+        }
+        for (id, bytes) in orders {
+            self.order(id, bytes, Depth::Evict, ReclaimReason::Operator, out);
         }
     }
 

@@ -720,7 +720,14 @@ impl Arbiter {
                 | ReclaimReason::Overcommitted => false,
                 ReclaimReason::LimitLowered => self.held(c.task, device) > self.task_of(c).limit(),
                 ReclaimReason::Paused => self.task_of(c).paused,
-                ReclaimReason::IdleRelease | ReclaimReason::LowMark => !self.active(c) && c.asks.is_empty(),
+                ReclaimReason::IdleRelease | ReclaimReason::LowMark | ReclaimReason::Operator
+                    if order.depth == Depth::Unused =>
+                {
+                    true
+                }
+                ReclaimReason::IdleRelease | ReclaimReason::LowMark | ReclaimReason::Operator => {
+                    !self.active(c) && c.asks.is_empty()
+                }
             };
             if !needed {
                 let order = order.id;

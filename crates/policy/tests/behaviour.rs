@@ -1331,6 +1331,43 @@ fn unknown_ids_are_noted_and_ignored() {
 }
 
 #[test]
+fn the_operator_takes_back_what_is_unused_and_what_idles_above_requests() {
+    let mut d = Desk::new(100);
+    d.job(1, priority(Priority::Low), 30);
+    let low = TaskSpec {
+        priority: Priority::Low,
+        ..request(20)
+    };
+    d.job(2, low, 30);
+    d.job(3, spec(), 30);
+    d.pass(2 * SECOND);
+    d.usage(
+        3,
+        Usage {
+            resident: gib(30),
+            cached: gib(5),
+            ..Usage::default()
+        },
+    );
+    d.tell(Event::Trim { device: GPU });
+    let (order, bytes, depth, reason) = d.order_to(3);
+    assert_eq!(
+        (bytes, depth, reason),
+        (gib(5), Depth::Unused, ReclaimReason::Operator)
+    );
+    d.progress(3, order, 5);
+    d.done(3, order, Outcome::Done, 0);
+    d.tell(Event::Shrink {
+        device: GPU,
+        priority: Priority::Low,
+    });
+    let orders: Vec<_> = d.orders().iter().map(|o| (o.0, o.2, o.3)).collect();
+    assert_eq!(orders, [(1, gib(30), Depth::Evict), (2, gib(10), Depth::Evict)]);
+    d.tell(Event::Trim { device: DeviceId(9) });
+    assert!(matches!(d.last[..], [Action::Note(Note::Ignored { .. })]));
+}
+
+#[test]
 fn states_have_a_word_a_reason_and_a_time() {
     let mut d = Desk::new(100);
     d.job(1, spec(), 75);

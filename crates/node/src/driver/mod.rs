@@ -10,6 +10,7 @@ mod disk;
 mod estates;
 mod ipc;
 mod peers;
+mod rules;
 mod sleep;
 mod strangers;
 mod tasks;
@@ -127,6 +128,11 @@ pub(crate) struct Driver {
     state_dirty: bool,
     state_sequence: u64,
 
+    rules: crate::rules::Engine,
+    rules_timed: bool,
+    notices: Option<Worker<(crate::rules::NotifyConfig, crate::rules::notify::News)>>,
+    notices_waiting: Arc<AtomicU64>,
+
     arena: Arena,
     arena_workers: Worker<Job>,
     arena_dirty: bool,
@@ -212,6 +218,10 @@ impl Driver {
             state_trouble: None,
             state_dirty: false,
             state_sequence: 0,
+            rules: crate::rules::Engine::default(),
+            rules_timed: false,
+            notices: None,
+            notices_waiting: Arc::new(AtomicU64::new(0)),
             arena: parts.arena,
             arena_workers: parts.arena_workers,
             arena_dirty: false,
@@ -246,8 +256,10 @@ impl Driver {
         };
         driver.listen()?;
         driver.record_start();
+        driver.set_tenants(BTreeMap::new());
         driver.first_cards();
         driver.recover(parts.saved);
+        driver.set_rules();
         driver.settle();
         Ok(driver)
     }
@@ -649,6 +661,11 @@ impl Driver {
         self.config.hibernate_after = new.hibernate_after;
         self.config.idle_exit = new.idle_exit;
         self.config.reserve = new.reserve;
+        self.config.rules = new.rules;
+        self.config.notify = new.notify;
+        self.set_rules();
+        let before = std::mem::replace(&mut self.config.tenants, new.tenants);
+        self.set_tenants(before);
         self.config.arena.budget = new.arena.budget;
         self.arena_dirty = true;
         say::info!("settings read again");

@@ -21,6 +21,8 @@ pub(super) enum Timer {
     /// A report was waited for long enough.
     Query(u64),
     Arena,
+    /// The next look for the operator's rules.
+    Rules,
     /// Programs had time enough to declare themselves after a restart.
     Recovery,
     /// Programs had time enough to say what they share.
@@ -75,6 +77,7 @@ impl Driver {
                 Timer::Pause(id) => self.pause_timed_out(id),
                 Timer::Query(id) => self.query_timed_out(id),
                 Timer::Arena => self.arena_dirty = true,
+                Timer::Rules => self.look_for_rules(),
                 Timer::Recovery => self.end_recovery("the time is over"),
                 Timer::Shares => self.shares_overdue(),
                 Timer::Sleep(task) => self.sleep_due(task),

@@ -1,0 +1,268 @@
+//! Notifications: a command or a web address hears what a rule saw. A thread of its own; nothing waits for it.
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::NotifyConfig;
+use crate::say;
+use crate::worker::Worker;
+
+/// A command that takes longer is ended.
+const COMMAND_TIME: Duration = Duration::from_secs(10);
+/// Each step of a web request takes at most this.
+const WEB_TIME: Duration = Duration::from_secs(5);
+/// News that wait for a slow receiver; what is more is dropped, and said.
+pub(crate) const MOST_WAITING: u64 = 64;
+
+/// What is told.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct News {
+    /// The rule.
+    pub rule: String,
+    /// The card.
+    pub device: String,
+    /// What was seen, in words.
+    pub text: String,
+    /// What is done about it.
+    pub deeds: Vec<String>,
+    /// Nothing is done: the rule is on trial.
+    pub dry_run: bool,
+    /// Seconds since 1970.
+    pub unix_seconds: u64,
+}
+
+/// An address of plain HTTP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Webhook {
+    host: String,
+    port: u16,
+    path: String,
+}
+
+impl std::str::FromStr for Webhook {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(rest) = text.strip_prefix("http://") else {
+            return Err(format!(
+                "`{text}` does not begin with http://; for other ways use notify.command, with curl for instance"
+            ));
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let bad = |c: char| c.is_whitespace() || c.is_control();
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => {
+                let port = port.parse().map_err(|_| format!("`{port}` is no port"))?;
+                (host, port)
+            }
+            _ => (authority, 80),
+        };
+        if host.is_empty() || text.contains(bad) || host.contains('@') {
+            return Err(format!("`{text}` is no address"));
+        }
+        Ok(Self {
+            host: host.into(),
+            port,
+            path: format!("/{path}"),
+        })
+    }
+}
+
+impl Webhook {
+    fn post(&self, body: &str) -> Result<(), String> {
+        let plain = self.host.trim_start_matches('[').trim_end_matches(']');
+        let addresses = (plain, self.port).to_socket_addrs().map_err(|e| e.to_string())?;
+        let mut last = "it has no address".to_string();
+        for address in addresses {
+            match TcpStream::connect_timeout(&address, WEB_TIME) {
+                Ok(stream) => return self.send(stream, body).map_err(|e| e.to_string()),
+                Err(e) => last = e.to_string(),
+            }
+        }
+        Err(last)
+    }
+
+    fn send(&self, mut stream: TcpStream, body: &str) -> std::io::Result<()> {
+        stream.set_read_timeout(Some(WEB_TIME))?;
+        stream.set_write_timeout(Some(WEB_TIME))?;
+        let request = format!(
+            "POST {} HTTP/1.1\r\nHost: {}:{}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            self.path,
+            self.host,
+            self.port,
+            body.len()
+        );
+        stream.write_all(request.as_bytes())?;
+        // "HTTP/1.1 204": all that is of interest.
+        let mut head = [0; 12];
+        stream.read_exact(&mut head)?;
+        if head.starts_with(b"HTTP/1.") && head.get(9) == Some(&b'2') {
+            return Ok(());
+        }
+        Err(std::io::Error::other(format!(
+            "it answered {}",
+            String::from_utf8_lossy(&head)
+        )))
+    }
+}
+
+fn run_command(command: &str, news: &News, body: &str) -> Result<(), String> {
+    let mut child = Command::new("sh")
+        .args(["-c", command])
+        .env("EBB_RULE", &news.rule)
+        .env("EBB_DEVICE", &news.device)
+        .env("EBB_TEXT", &news.text)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| e.to_string())?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A command that does not read is none the worse. The news fit into a pipe.
+        let _ = stdin.write_all(body.as_bytes());
+    }
+    let deadline = Instant::now() + COMMAND_TIME;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(status.to_string()),
+            Ok(None) if Instant::now() < deadline => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            Ok(None) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("it took longer than {} s", COMMAND_TIME.as_secs()));
+            }
+            Err(e) => return Err(e.to_string()),
+        }
+    }
+}
+
+/// One delivery, both ways that are set.
+fn deliver(config: &NotifyConfig, news: &News) -> Vec<String> {
+    let body = serde_json::to_string(news).unwrap_or_default();
+    let mut troubles = Vec::new();
+    if let Some(command) = &config.command
+        && let Err(e) = run_command(command, news, &body)
+    {
+        troubles.push(format!("notify.command: {e}"));
+    }
+    if let Some(webhook) = &config.webhook
+        && let Err(e) = webhook.post(&body)
+    {
+        troubles.push(format!("notify.webhook: {e}"));
+    }
+    troubles
+}
+
+/// The thread that delivers. It is not waited for: a receiver may hang.
+pub(crate) fn start(
+    waiting: std::sync::Arc<std::sync::atomic::AtomicU64>,
+) -> std::io::Result<Worker<(NotifyConfig, News)>> {
+    Worker::start(
+        "ebb-notify",
+        false,
+        move |queue: Receiver<(NotifyConfig, News)>| {
+            while let Ok((config, news)) = queue.recv() {
+                for trouble in deliver(&config, &news) {
+                    say::warning!("rule `{}`: {trouble}", news.rule);
+                }
+                waiting.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn news() -> News {
+        News {
+            rule: "full".into(),
+            device: "GPU-1".into(),
+            text: "used 95 of 100 GiB".into(),
+            deeds: vec!["trim".into()],
+            dry_run: false,
+            unix_seconds: 1,
+        }
+    }
+
+    #[test]
+    fn addresses_are_read() {
+        let hook: Webhook = "http://localhost:9093/api/alerts?x=1".parse().unwrap();
+        assert_eq!(
+            (hook.host.as_str(), hook.port, hook.path.as_str()),
+            ("localhost", 9093, "/api/alerts?x=1")
+        );
+        let hook: Webhook = "http://[::1]".parse().unwrap();
+        assert_eq!(
+            (hook.host.as_str(), hook.port, hook.path.as_str()),
+            ("[::1]", 80, "/")
+        );
+        for text in [
+            "https://x/",
+            "http://",
+            "http://a:b/",
+            "http://a b/",
+            "http://u@h/",
+            "x",
+        ] {
+            assert!(text.parse::<Webhook>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_web_address_is_posted_the_news() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut got = Vec::new();
+            let mut piece = [0; 1024];
+            while !got.ends_with(b"}") {
+                let n = stream.read(&mut piece).unwrap();
+                assert!(n > 0, "all of it comes");
+                got.extend_from_slice(&piece[..n]);
+            }
+            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
+            String::from_utf8(got).unwrap()
+        });
+        let config = NotifyConfig {
+            command: None,
+            webhook: Some(format!("http://127.0.0.1:{port}/hook").parse().unwrap()),
+        };
+        assert_eq!(deliver(&config, &news()), Vec::<String>::new());
+        let got = server.join().unwrap();
+        assert!(got.starts_with("POST /hook HTTP/1.1\r\n"), "{got}");
+        assert!(got.contains("\"rule\":\"full\""), "{got}");
+    }
+
+    #[test]
+    fn a_command_hears_the_news_and_its_failure_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("news");
+        let config = |command: String| NotifyConfig {
+            command: Some(command),
+            webhook: None,
+        };
+        let command = format!("cat > '{0}' && echo \"$EBB_RULE\" >> '{0}'", file.display());
+        assert_eq!(deliver(&config(command), &news()), Vec::<String>::new());
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(
+            text.contains("used 95 of 100 GiB") && text.ends_with("full\n"),
+            "{text}"
+        );
+        let troubles = deliver(&config("exit 3".into()), &news());
+        assert_eq!(troubles, ["notify.command: exit status: 3"]);
+    }
+}

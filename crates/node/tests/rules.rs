@@ -1,0 +1,56 @@
+//! Rules of the operator, in a running daemon.
+
+use ebb_node::test_util::TestDaemon;
+use ebb_protocol::wire::ToLayer;
+use ebb_units::Bytes;
+
+const CARD: Bytes = Bytes::gib(10);
+
+#[test]
+fn child() {
+    ebb_node::test_util::child_main();
+}
+
+#[test]
+fn a_rule_notifies_and_takes_what_it_says() {
+    let dir = tempfile::Builder::new().prefix("ebb-n").tempdir().unwrap();
+    let news = dir.path().join("news");
+    let settings = format!(
+        "rule = [{{ name = \"full\", when = \"device.used > 60% for 100ms\", do = [\"notify\", \"pause hog\"] }}, \
+         {{ name = \"trial\", when = \"device.used > 10%\", do = [\"pause quiet\"], dry_run = true }}]\n\
+         [notify]\ncommand = \"cat > '{0}.new' && mv '{0}.new' '{0}'\"\n",
+        news.display()
+    );
+    let daemon = TestDaemon::start(dir.path(), &settings);
+    let hog = daemon.task("hog", Bytes::ZERO, None);
+    let quiet = daemon.task("quiet", Bytes::ZERO, None);
+    let mut quiet = daemon.client(quiet);
+    quiet.attach(CARD, Bytes::ZERO, Bytes::ZERO);
+    assert!(quiet.alloc(Bytes::gib(2)));
+    let mut hog = daemon.client(hog);
+    hog.attach(CARD, Bytes::ZERO, Bytes::ZERO);
+    let held = Bytes::gib(6);
+    assert!(hog.alloc(held));
+    // The rule sees it within a second or two, and the one that is named has to go.
+    let order = loop {
+        if let ToLayer::Reclaim { order, reason, .. } = hog.recv() {
+            assert!(
+                String::from_utf8_lossy(&reason).starts_with("paused"),
+                "{reason:?}"
+            );
+            break order;
+        }
+    };
+    hog.obey(order, held);
+    daemon.until("the named task is paused, the other is not", |s| {
+        let paused = |name: &str| s.tasks.iter().any(|t| t.name == name && t.paused);
+        paused("hog") && !paused("quiet")
+    });
+    daemon.until("the news came", |_| news.exists());
+    let text = std::fs::read_to_string(&news).unwrap();
+    assert!(
+        text.contains("\"rule\":\"full\"") && text.contains("pause hog"),
+        "{text}"
+    );
+    daemon.stop();
+}

@@ -1,5 +1,25 @@
 //! [`Config`]: what an owner of a pool decides once.
 
+use ebb_units::Bytes;
+
+/// Why settings were not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingError {
+    /// No setting has that name.
+    #[error("unknown setting {0:?}; there are granularity, divisions, chunk, slack, views")]
+    Unknown(String),
+    /// It has no value, or none that it can have.
+    #[error("{name}: {value:?} is not {expected}")]
+    Value {
+        /// Which setting.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What it can have.
+        expected: &'static str,
+    },
+}
+
 /// How sizes are rounded, how memory is cut, and when it grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -34,6 +54,66 @@ impl Config {
             views_max: 4096,
             limit: u64::MAX,
         }
+    }
+
+    /// Changes what `text` says: `name:value` or `name=value`, separated by commas, as in `granularity:512,chunk:64Mi`.
+    ///
+    /// | name | value |
+    /// | --- | --- |
+    /// | `granularity` | the quantum: bytes, a divisor of the granule |
+    /// | `divisions` | 0, or a power of two: see [`Self::divisions`] |
+    /// | `chunk` | bytes, at least a granule: see [`Self::chunk_max`] |
+    /// | `slack` | thousandths, at most 1000: see [`Self::slack_permille`] |
+    /// | `views` | how many: see [`Self::views_max`] |
+    ///
+    /// # Errors
+    /// [`SettingError`] for the first that is wrong; nothing changes.
+    pub fn set(&mut self, text: &str) -> Result<(), SettingError> {
+        let mut config = *self;
+        for setting in text.split(',').map(str::trim).filter(|one| !one.is_empty()) {
+            let (name, value) = setting.split_once([':', '=']).unwrap_or((setting, ""));
+            config.set_one(name.trim(), value.trim())?;
+        }
+        *self = config;
+        Ok(())
+    }
+
+    fn set_one(&mut self, name: &str, value: &str) -> Result<(), SettingError> {
+        let bytes = || value.parse::<Bytes>().ok().map(|bytes| bytes.0);
+        let wrong = |name, expected| SettingError::Value {
+            name,
+            value: value.into(),
+            expected,
+        };
+        match name {
+            "granularity" => {
+                self.quantum = bytes()
+                    .filter(|n| *n > 0 && self.granule.is_multiple_of(*n))
+                    .ok_or_else(|| wrong("granularity", "a divisor of the granule"))?;
+            }
+            "divisions" => {
+                self.divisions = value
+                    .parse()
+                    .ok()
+                    .filter(|n: &u64| *n == 0 || n.is_power_of_two())
+                    .ok_or_else(|| wrong("divisions", "0 or a power of two"))?;
+            }
+            "chunk" => {
+                self.chunk_max = bytes()
+                    .filter(|n| *n >= self.granule)
+                    .ok_or_else(|| wrong("chunk", "a size of at least a granule"))?;
+            }
+            "slack" => {
+                self.slack_permille = value
+                    .parse()
+                    .ok()
+                    .filter(|n| *n <= 1000)
+                    .ok_or_else(|| wrong("slack", "a number of thousandths"))?;
+            }
+            "views" => self.views_max = value.parse().map_err(|_| wrong("views", "a number"))?,
+            other => return Err(SettingError::Unknown(other.into())),
+        }
+        Ok(())
     }
 
     /// The bytes that a block of `size` bytes takes; `None` if that is no number. Nothing takes one quantum.
@@ -100,6 +180,45 @@ mod tests {
                 one >= n && one.is_multiple_of(512) && one <= n.max(512).next_multiple_of(512) * 5 / 4 + 512
             );
         }
+    }
+
+    #[test]
+    fn settings_change_all_or_nothing() {
+        let mut config = Config::for_granule(2 << 20);
+        config
+            .set("granularity:1Ki, divisions=4,chunk:1Gi,slack:5,views:10,")
+            .unwrap();
+        assert_eq!(
+            (
+                config.quantum,
+                config.divisions,
+                config.chunk_max,
+                config.slack_permille,
+                config.views_max
+            ),
+            (1024, 4, 1 << 30, 5, 10)
+        );
+        let before = config;
+        assert_eq!(config.set(""), Ok(()));
+        assert_eq!(
+            config.set("slack:1,colour:red"),
+            Err(SettingError::Unknown("colour".into()))
+        );
+        for wrong in [
+            "granularity:3",
+            "granularity:0",
+            "divisions:3",
+            "chunk:1Mi",
+            "chunk",
+            "slack:1001",
+            "views:many",
+        ] {
+            assert!(
+                matches!(config.set(wrong), Err(SettingError::Value { .. })),
+                "{wrong}"
+            );
+        }
+        assert_eq!(config, before);
     }
 
     #[test]

@@ -42,7 +42,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{AddressSpace, GiveBackError};
 pub use chunks::ChunkId;
 use chunks::{Chunks, State};
-pub use config::Config;
+pub use config::{Config, SettingError};
 use plan::Aim;
 pub use plan::{Backing, Call, Plan};
 pub use release::Watermarks;

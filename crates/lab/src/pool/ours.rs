@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use ebb_alloc::pool::{self, Backing, Call, Config, Finished, Mark, Pool, Step};
+use ebb_alloc::pool::{self, Backing, Call, Config, Finished, Mark, Pool, Step, Watermarks};
 use ebb_units::GRANULE;
 
 use super::event::Stream;
@@ -13,6 +13,14 @@ use super::policy::{Figures, Free, Policy, Refused, Request};
 
 /// The addresses that there are: enough for problems whose unit is a granule.
 const ADDRESSES: Range<u64> = 1 << 40..1 << 62;
+
+/// Marks under which all idle memory is wanted back that the pool's hysteresis does not keep, and the free bytes for it.
+const MARKS: Watermarks = Watermarks {
+    low: 4,
+    high: u64::MAX,
+    batch: 0,
+};
+const FREE: u64 = 2;
 
 /// A driver that can do everything.
 #[derive(Debug, Default)]
@@ -109,6 +117,15 @@ impl Policy for Ours {
     fn end(&mut self, streams: Range<Stream>, _now_ns: u64) {
         for one in streams {
             self.pool.end(stream(one));
+        }
+        // What the process leaves goes back, less what the others needed at a time since the last but one ended.
+        let surplus = self.pool.surplus(FREE, &MARKS);
+        self.pool.tick();
+        if surplus > 0
+            && let Some(plan) = self.pool.release(surplus)
+        {
+            let (done, _) = plan.run(&mut Able);
+            self.pool.finish(plan, done);
         }
     }
 

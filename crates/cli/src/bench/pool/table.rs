@@ -1,9 +1,12 @@
 //! The tables for people: one for each trace.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 
 use ebb_lab::pool::event::{Notes, Trace};
+use ebb_lab::pool::kind::Kind;
+use ebb_lab::pool::run::Outcome;
 use ebb_units::Bytes;
 
 use super::Replayed;
@@ -16,7 +19,32 @@ pub(super) fn write(done: &[Replayed], to: &mut impl Write) -> std::io::Result<(
         }
         one(replayed, to)?;
     }
+    if done.len() > 1 {
+        summary(done, to)?;
+    }
     Ok(())
+}
+
+/// All traces at a glance.
+fn summary(done: &[Replayed], to: &mut impl Write) -> std::io::Result<()> {
+    let policies = done
+        .iter()
+        .flat_map(|replayed| &replayed.rows)
+        .map(|row| row.kind);
+    let policies: BTreeSet<Kind> = policies.collect();
+    let mut columns = vec![("OVER LIVE", Align::Left)];
+    columns.extend(policies.iter().map(|kind| (kind.name(), Align::Right)));
+    let mut table = Table::new(&columns);
+    for replayed in done {
+        let mut cells = vec![short(&replayed.name)];
+        for &kind in &policies {
+            let row = replayed.rows.iter().find(|row| row.kind == kind);
+            cells.push(row.map_or_else(|| "-".into(), |row| over_live(&row.outcome)));
+        }
+        table.row(cells);
+    }
+    writeln!(to)?;
+    table.write(to, 0)
 }
 
 fn one(replayed: &Replayed, to: &mut impl Write) -> std::io::Result<()> {
@@ -74,11 +102,7 @@ pub(super) fn cells(replayed: &Replayed) -> Vec<Vec<String>> {
         let mut cells = vec![
             row.kind.name().into(),
             amount(outcome.peak_physical),
-            // Out of addresses: its peak is that of another program.
-            match outcome.refused + outcome.unjustified {
-                0 => over(outcome.peak_physical, outcome.peak_live),
-                refused => format!("{refused} refused"),
-            },
+            over_live(outcome),
             outcome.map_calls.to_string(),
             outcome.late_map_calls.to_string(),
             format!("{:.0}", row.ns_per_op),
@@ -164,6 +188,14 @@ pub(super) fn amount(bytes: u64) -> String {
         }
     }
     Bytes(bytes).to_string()
+}
+
+fn over_live(outcome: &Outcome) -> String {
+    match outcome.refused + outcome.unjustified {
+        0 => over(outcome.peak_physical, outcome.peak_live),
+        // Out of addresses: its peak is that of another program.
+        refused => format!("{refused} refused"),
+    }
 }
 
 /// How much more, in percent.

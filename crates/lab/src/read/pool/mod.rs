@@ -121,7 +121,15 @@ enum Format {
 /// # Errors
 /// If it cannot be read, is of no format that we know, or is wrong in its format.
 pub fn read(path: &Path, options: &Options) -> Result<Vec<Trace>, ReadError> {
-    let mut input = BufReader::with_capacity(1 << 16, open(path)?);
+    read_from(&mut *open(path)?, path, options)
+}
+
+/// All traces of an unpacked content, which errors and traces name by its path.
+///
+/// # Errors
+/// If it cannot be read, is of no format that we know, or is wrong in its format.
+pub fn read_from(content: &mut dyn Read, path: &Path, options: &Options) -> Result<Vec<Trace>, ReadError> {
+    let mut input = BufReader::with_capacity(1 << 16, content);
     let head = input.fill_buf().map_err(|source| OpenError {
         path: path.to_owned(),
         source,

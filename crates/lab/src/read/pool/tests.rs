@@ -278,8 +278,8 @@ proptest! {
                 _ => bytes.insert(at, byte),
             }
         }
-        let (_dir, path) = file("trace", &bytes);
-        for trace in read(&path, &Options::default()).unwrap_or_default() {
+        let path = std::path::Path::new("trace");
+        for trace in read_from(&mut &bytes[..], path, &Options::default()).unwrap_or_default() {
             let options = crate::pool::run::Options { capacity: 1 << 62, ..Default::default() };
             let mut policy = crate::pool::kind::Kind::BestFit.make(options.capacity);
             let outcome = crate::pool::run::replay(trace.events.iter().cloned(), &mut *policy, &options);

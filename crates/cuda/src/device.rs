@@ -27,6 +27,8 @@ pub struct DeviceFacts {
     pub vmm: bool,
     /// Whether network cards may read and write such memory.
     pub rdma: bool,
+    /// Whether its contexts are clients of MPS.
+    pub mps: bool,
 }
 
 impl DeviceFacts {
@@ -60,6 +62,7 @@ impl DeviceFacts {
             total: Bytes(total as u64),
             vmm: has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
             rdma: has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+            mps: has(CU_DEVICE_ATTRIBUTE_MPS_ENABLED),
         })
     }
 }

@@ -311,6 +311,10 @@ impl Running {
             self.engine
                 .note(&format!("{}: not managed: no virtual memory calls", facts.uuid));
         }
+        if facts.mps {
+            // The driver's server maps for all its clients, and takes a millisecond for each call that gives access.
+            self.engine.note(&format!("{}: shared through MPS", facts.uuid));
+        }
         let index = device.index;
         self.change_devices(|devices| {
             devices.push(device);
@@ -370,6 +374,39 @@ impl Running {
         if alive {
             cuda.remove_context(context);
         }
+        took
+    }
+
+    /// A green context is about to go: a part of a device's primary context, whose memory stays. Says what the driver took for it.
+    pub(crate) fn part_goes(&self, context: CUcontext) -> u64 {
+        let _attaching = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = self.change_devices(|devices| {
+            let device = devices
+                .iter_mut()
+                .find(|device| device.contexts.contains(&context))?;
+            if device.contexts.len() > 1 {
+                device.contexts.retain(|&known| known != context);
+            }
+            let took: u64 = device
+                .took
+                .extract_if(.., |(of, _)| *of == context)
+                .map(|(_, bytes)| bytes)
+                .sum();
+            Some((device.clone(), took))
+        });
+        let Some((device, took)) = gone else { return 0 };
+        if device.contexts.contains(&context) {
+            // The last one known: the primary context goes with it, and all that is there.
+            if let Some(index) = device.index {
+                self.engine.detach_device(index);
+                self.change_devices(|devices| devices.retain(|known| known.ordinal != device.ordinal));
+            }
+            return 0;
+        }
+        if let Some(cuda) = &device.cuda {
+            cuda.remove_context(context);
+        }
+        pools::context_gone(self, context);
         took
     }
 

@@ -235,14 +235,14 @@ macro_rules! for_each_class {
                 cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent cuCtxPushCurrent_v2 cuCtxSetCurrent
                 cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset
                 cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxRetain cuGetProcAddress cuGetProcAddress_v2
-                cuInit
+                cuGreenCtxCreate cuGreenCtxDestroy cuInit
             }
             // Begins or ends what memory does not depend on.
             lifetime held {
                 cuCtxAttach cuCtxDetach cuCtxFromGreenCtx cuCtxResetPersistingL2Cache cuCtxSetCacheConfig
                 cuCtxSetFlags cuCtxSetLimit cuCtxSetSharedMemConfig cuDevicePrimaryCtxSetFlags
                 cuDevicePrimaryCtxSetFlags_v2 cuEventCreate cuEventDestroy cuEventDestroy_v2
-                cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxStreamCreate cuLibraryUnload cuModuleUnload
+                cuGreenCtxStreamCreate cuLibraryUnload cuModuleUnload
                 cuStreamCreate cuStreamCreateWithPriority
             }
             // The same, and no checkpoint holds it back.

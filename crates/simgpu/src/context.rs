@@ -112,6 +112,8 @@ pub(crate) struct Context {
     legacy: Arc<Stream>,
     flags: AtomicU32,
     primary: bool,
+    /// A part of the primary context, with streams of its own.
+    green: bool,
     id: u64,
     /// Blocks of small allocations.
     pub(crate) heap: Mutex<Heap>,
@@ -177,6 +179,17 @@ impl Context {
         {
             return Err(CUresult::ERROR_OUT_OF_MEMORY);
         }
+        Ok(Self::make(ordinal, device, flags, [primary, false], handle))
+    }
+
+    /// Makes a part of a device's primary context.
+    pub(crate) fn green(ordinal: i32, handle: usize) -> Result<Arc<Self>, CUresult> {
+        let device = process().physical(ordinal)?;
+        Ok(Self::make(ordinal, device, 0, [false, true], handle))
+    }
+
+    fn make(ordinal: i32, device: u32, flags: u32, [primary, green]: [bool; 2], handle: usize) -> Arc<Self> {
+        let process = process();
         let shared = Arc::new(Shared {
             handle,
             ordinal,
@@ -195,6 +208,7 @@ impl Context {
             legacy,
             flags: AtomicU32::new(flags),
             primary,
+            green,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             heap: Mutex::default(),
             limits: Mutex::default(),
@@ -206,12 +220,27 @@ impl Context {
             module_bytes: AtomicU64::new(0),
         });
         process.contexts.insert(handle, Arc::clone(&context));
-        Ok(context)
+        context
+    }
+
+    /// Ends it, and takes it off the calling thread.
+    pub(crate) fn end(self: &Arc<Self>) {
+        let _ = STACK.try_with(|stack| {
+            let mut stack = stack.borrow_mut();
+            if stack.last().is_some_and(|top| Arc::ptr_eq(top, self)) {
+                stack.pop();
+            }
+        });
+        self.destroy();
     }
 
     /// What it costs its device, without what was allocated in it.
     pub(crate) fn held_bytes(&self) -> u64 {
-        let own = process().machine.config().context_cost();
+        let own = if self.green {
+            0
+        } else {
+            process().machine.config().context_cost()
+        };
         let buffers: u64 = lock(&self.buffers).iter().sum();
         own + buffers + *lock(&self.local_bytes) + self.module_bytes.load(Ordering::Acquire)
     }
@@ -302,10 +331,13 @@ impl Context {
         process
             .functions
             .remove_where(|function| function.context == handle);
-        crate::ipc::free_context(handle);
-        crate::memory::alloc::free_context(self);
-        crate::memory::array::free_context(handle);
-        crate::memory::host::free_context(handle);
+        // Memory belongs to the primary context.
+        if !self.green {
+            crate::ipc::free_context(handle);
+            crate::memory::alloc::free_context(self);
+            crate::memory::array::free_context(handle);
+            crate::memory::host::free_context(handle);
+        }
         process.contexts.remove(handle);
         process
             .machine
@@ -360,16 +392,10 @@ pub(crate) fn cuCtxCreate_v4(
 
 pub(crate) fn cuCtxDestroy_v2(_: &Caller, ctx: CUcontext) -> R {
     let context = by_handle(ctx)?;
-    if context.primary {
+    if context.primary || context.green {
         return Err(CUresult::ERROR_INVALID_CONTEXT);
     }
-    let _ = STACK.try_with(|stack| {
-        let mut stack = stack.borrow_mut();
-        if stack.last().is_some_and(|top| Arc::ptr_eq(top, &context)) {
-            stack.pop();
-        }
-    });
-    context.destroy();
+    context.end();
     Ok(())
 }
 
@@ -447,6 +473,12 @@ pub(crate) fn cuCtxSynchronize_v2(_: &Caller, ctx: CUcontext) -> R {
 fn synchronise(context: &Context) -> R {
     crate::capture::refuse_any(&context.shared)?;
     context.shared.drain();
+    if context.primary {
+        let parts = process().contexts.all().into_iter();
+        for part in parts.filter(|part| part.green && part.shared.device == context.shared.device) {
+            part.shared.drain();
+        }
+    }
     crate::pool::after_synchronise(&context.shared);
     context.shared.check()
 }

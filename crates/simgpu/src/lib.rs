@@ -42,6 +42,7 @@ mod graph_edges;
 mod graph_memory;
 mod graph_nodes;
 mod graph_update;
+mod green;
 mod handles;
 mod ipc;
 mod kernels;

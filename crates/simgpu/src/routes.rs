@@ -124,6 +124,11 @@ pub(crate) use crate::graph_update::{
     cuGraphExecUpdate, cuGraphExecUpdate_v2, cuGraphNodeFindInClone, cuGraphNodeGetEnabled,
     cuGraphNodeSetEnabled, cuGraphNodeSetParams, cuGraphNodeSetParams as cuGraphNodeSetParams_v2,
 };
+pub(crate) use crate::green::{
+    cuCtxFromGreenCtx, cuDevResourceGenerateDesc, cuDevSmResourceSplitByCount, cuDeviceGetDevResource,
+    cuGreenCtxCreate, cuGreenCtxDestroy, cuGreenCtxGetDevResource, cuGreenCtxRecordEvent,
+    cuGreenCtxStreamCreate, cuGreenCtxWaitEvent,
+};
 pub(crate) use crate::ipc::{
     cuIpcCloseMemHandle, cuIpcGetEventHandle, cuIpcGetMemHandle, cuIpcOpenEventHandle, cuIpcOpenMemHandle_v2,
     cuIpcOpenMemHandle_v2 as cuIpcOpenMemHandle,

@@ -116,7 +116,7 @@ const CONTEXT_WAIT: Duration = Duration::from_secs(30);
 const CONTEXT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether a context that the driver had no room for should be tried again: while a daemon may make room, for a bounded time.
-fn try_again(result: CUresult, since: &mut Option<Instant>) -> bool {
+pub(super) fn try_again(result: CUresult, since: &mut Option<Instant>) -> bool {
     if result != CUresult::ERROR_OUT_OF_MEMORY {
         return false;
     }
@@ -137,7 +137,7 @@ fn has(running: &Running, dev: CUdevice) -> Option<(usize, u64)> {
 }
 
 /// What the process had on a managed device before something new was made there.
-fn before(dev: CUdevice) -> Option<(usize, u64)> {
+pub(super) fn before(dev: CUdevice) -> Option<(usize, u64)> {
     with(|running| {
         if nvml::begin() {
             // The first context of this process: it had nothing.
@@ -148,7 +148,7 @@ fn before(dev: CUdevice) -> Option<(usize, u64)> {
 }
 
 /// A context was made: the device is managed from now on, and what a further context took is the driver's own.
-fn context_made(context: *mut CUcontext, dev: CUdevice, before: Option<(usize, u64)>) {
+pub(super) fn context_made(context: *mut CUcontext, dev: CUdevice, before: Option<(usize, u64)>) {
     with(|running| {
         // SAFETY: the driver has just written it.
         let context = unsafe { context.as_ref() }?;
@@ -166,7 +166,7 @@ fn context_made(context: *mut CUcontext, dev: CUdevice, before: Option<(usize, u
 }
 
 /// There is no context: what began beside it ends before the program goes on.
-fn context_failed() {
+pub(super) fn context_failed() {
     with(|_| {
         nvml::settle();
         Some(())
@@ -234,7 +234,7 @@ pub(crate) unsafe extern "C-unwind" fn cuDevicePrimaryCtxRetain(
 }
 
 /// A context that is about to go from a device with others: what the driver took for it, and what the process had before.
-struct Going {
+pub(super) struct Going {
     device: CUdevice,
     took: u64,
     before: u64,
@@ -242,7 +242,7 @@ struct Going {
 
 impl Going {
     /// `None` if nothing is known to have been taken for it, or if the device goes with it.
-    fn new(running: &Running, device: CUdevice, took: u64) -> Option<Self> {
+    pub(super) fn new(running: &Running, device: CUdevice, took: u64) -> Option<Self> {
         if took == 0 {
             return None;
         }
@@ -251,7 +251,7 @@ impl Going {
     }
 
     /// It is gone: what the driver gave back counts no longer. Never more than was taken for it, for other threads may free at the same time.
-    fn gone(self, running: &Running) {
+    pub(super) fn gone(self, running: &Running) {
         if let Some((index, after)) = has(running, self.device) {
             running.overhead_shrinks(index, self.before.saturating_sub(after).min(self.took));
         }
@@ -290,7 +290,7 @@ destroy! { cuCtxDestroy cuCtxDestroy_v2 }
 
 /// After a primary context was let go: if that was the last hold on it, it is gone, and its memory with it. How many holds there
 /// are only the driver knows for certain.
-fn after_primary(running: &Running, dev: CUdevice, before: Option<u64>) {
+pub(super) fn after_primary(running: &Running, dev: CUdevice, before: Option<u64>) {
     let (mut flags, mut active) = (0, 1);
     // SAFETY: valid places for the answers.
     let known = unsafe {

@@ -1,0 +1,75 @@
+//! Green contexts: parts of a device under its primary context. Each has streams of its own, whose work a release has to wait for, and holds the
+//! primary context, which may be there for its sake alone. So it counts as a context of the device from its first moment; memory is not freed
+//! with it.
+
+use ebb_abi::*;
+
+use crate::hooks::lifetime::{self, Going};
+use crate::hooks::{capture, with};
+use crate::symbols::real;
+
+/// The context that a green context is to the rest of the interface.
+fn context_of(green: CUgreenCtx) -> Option<CUcontext> {
+    let mut context = CUcontext::NULL;
+    // SAFETY: a place for the answer; the driver checks the handle.
+    let known = unsafe { real::cuCtxFromGreenCtx(&raw mut context, green) };
+    (known.is_success() && !context.is_null()).then_some(context)
+}
+
+/// # Safety
+/// As the driver's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn cuGreenCtxCreate(
+    phCtx: *mut CUgreenCtx,
+    desc: CUdevResourceDesc,
+    dev: CUdevice,
+    flags: u32,
+) -> CUresult {
+    let before = lifetime::before(dev);
+    let mut since = None;
+    // SAFETY: the program's own call.
+    let mut result = unsafe { real::cuGreenCtxCreate(phCtx, desc, dev, flags) };
+    while lifetime::try_again(result, &mut since) {
+        // SAFETY: as above; a call that failed has changed nothing.
+        result = unsafe { real::cuGreenCtxCreate(phCtx, desc, dev, flags) };
+    }
+    // SAFETY: the driver has just written it.
+    match result.is_success().then(|| context_of(unsafe { phCtx.read() })) {
+        Some(Some(mut context)) => lifetime::context_made(&raw mut context, dev, before),
+        _ => lifetime::context_failed(),
+    }
+    result
+}
+
+/// # Safety
+/// As the driver's function.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn cuGreenCtxDestroy(hCtx: CUgreenCtx) -> CUresult {
+    // Before: its streams still work, and can be waited for.
+    let gone = with(|running| {
+        let context = context_of(hCtx)?;
+        let device = running.device_of(context)?;
+        let index = running.index_of(device)?;
+        // What the program made by handles outlives the context, and can be copied only while there is one.
+        running.engine.vmm_bring_back(index);
+        let _ = capture::without_captures(|| running.quiesce(index));
+        let took = running.part_goes(context);
+        Some((device, context, Going::new(running, device, took)))
+    });
+    // SAFETY: the program's own call.
+    let result = unsafe { real::cuGreenCtxDestroy(hCtx) };
+    if let Some((device, context, going)) = gone {
+        with(|running| {
+            if result.is_success() {
+                if let Some(going) = going {
+                    going.gone(running);
+                }
+                lifetime::after_primary(running, device, None);
+            } else {
+                running.attach(device, Some(context));
+            }
+            Some(())
+        });
+    }
+    result
+}

@@ -88,6 +88,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Measure how fast memory moves and what ebb costs, beside the machine's own limits
     Bench(BenchArgs),
+    /// Replay recorded traces, or a daemon's log, through the arbiter in simulated time
+    Simulate(SimulateArgs),
     /// Run the daemon
     Daemon(DaemonArgs),
     /// Put ebb into a folder such as /usr/local
@@ -369,6 +371,53 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub at_once: Option<u32>,
     /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A built-in scenario.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scenario {
+    /// A serving cluster: how many cards it needs when memory leaves idle containers
+    Gentd26,
+    /// How long to keep models that are not in use: cold requests against idle hours
+    Lora,
+}
+
+/// `ebb simulate`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb simulate --scenario gentd26 --data traces    cards at the peak, card-hours and waits, against static allocation
+  ebb simulate --scenario lora --html lora.html    the whole curve as a picture
+  ebb simulate --log ~/.local/state/ebb/events.jsonl   does the arbiter do again what it did?")]
+pub(crate) struct SimulateArgs {
+    /// What to simulate
+    #[arg(long, value_enum, value_name = "NAME", required_unless_present = "log")]
+    pub scenario: Option<Scenario>,
+    /// A daemon's event log, replayed to the same actions
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "scenario")]
+    pub log: Option<PathBuf>,
+    /// The folder of the recorded traces
+    #[arg(
+        long,
+        env = "EBB_DATA",
+        value_name = "DIR",
+        default_value = "../shared/data",
+        hide_env_values = true
+    )]
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub data: PathBuf,
+    /// The size of a card [default: the smallest sold that holds the largest container]
+    #[arg(long, value_name = "SIZE")]
+    pub card: Option<Bytes>,
+    /// Seed of all that is random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Write a page with pictures
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub html: Option<PathBuf>,
+    /// JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -62,6 +62,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Doctor(args) => commands::doctor::doctor(global, args),
         Command::Demo(args) => demo::demo(args),
         Command::Bench(args) => bench::bench(args),
+        Command::Simulate(args) => commands::simulate::simulate(args),
         Command::Daemon(args) => commands::daemon::daemon(global, args),
         Command::Install(args) => commands::install::install(global, args),
         Command::Completions(args) => commands::manual::completions(args),

@@ -5,8 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chart;
 #[cfg(test)]
 mod data;
 pub mod keep;
 pub mod pool;
 pub mod read;
+pub mod serving;
+pub mod sim;
+pub mod stats;

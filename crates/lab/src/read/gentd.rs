@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use ebb_units::Bytes;
+
 use super::table::{Table, TableError, find, number};
 
 /// The folder of the recordings inside a folder of many; the folder itself if it is one.
@@ -65,6 +67,115 @@ pub fn requests(data: &Path) -> Result<Vec<Request>, TableError> {
         request.at -= first;
     }
     Ok(requests)
+}
+
+/// What containers held and how busy they were, on one grid of time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recording {
+    /// Seconds between two samples.
+    pub period: f64,
+    /// Samples.
+    pub steps: usize,
+    /// The containers, by name.
+    pub containers: Vec<Container>,
+}
+
+/// One container over time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Container {
+    /// What is anonymised and the same in all files.
+    pub name: String,
+    /// Bytes held at each sample; nothing where there is no sample.
+    pub bytes: Vec<Option<Bytes>>,
+    /// Share of the sample in which its kernels ran, 0 to 1; 0 where there is no sample.
+    pub duty: Vec<f64>,
+}
+
+impl Container {
+    /// The most bytes that it held at once.
+    #[must_use]
+    pub fn peak(&self) -> Bytes {
+        self.bytes.iter().flatten().copied().max().unwrap_or_default()
+    }
+
+    /// The samples from its first one to its last.
+    #[must_use]
+    pub fn life(&self) -> std::ops::Range<usize> {
+        let first = self.bytes.iter().position(Option::is_some).unwrap_or(0);
+        let end = self.bytes.iter().rposition(Option::is_some).map_or(0, |n| n + 1);
+        first..end
+    }
+
+    /// Bytes in use at a sample: held while its kernels ran.
+    #[must_use]
+    pub fn in_use(&self, step: usize) -> Option<Bytes> {
+        self.bytes[step].filter(|_| self.duty[step] > 0.0)
+    }
+}
+
+/// The recording of memory and duty cycle.
+///
+/// # Errors
+/// A table is not there, or a line of one is wrong.
+pub fn recording(data: &Path) -> Result<Recording, TableError> {
+    let dir = folder(data);
+    let read = |name: &str| -> Result<BTreeMap<String, BTreeMap<u64, f64>>, TableError> {
+        let path = find(&dir, name)?;
+        let mut table = Table::open(&path, ["timestamp_anon", "value", "container_ip"])?;
+        let mut all: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
+        while let Some(sample) = table.next_as(|[at, value, container]| {
+            let named = !container.is_empty() && container != "NULL";
+            Ok(match (number(at)?, number(value)?, named) {
+                (Some(at), Some(value), true) if at >= 0.0 => {
+                    Some((container.to_owned(), at.round() as u64, value))
+                }
+                _ => None,
+            })
+        })? {
+            if let Some((container, at, value)) = sample {
+                all.entry(container).or_default().insert(at, value);
+            }
+        }
+        Ok(all)
+    };
+    let memory = read("pod_gpu_memory_used_bytes_anon")?;
+    let duty = read("pod_gpu_duty_cycle_anon")?;
+    let mut times: Vec<u64> = memory.values().flat_map(|m| m.keys().copied()).collect();
+    times.sort_unstable();
+    times.dedup();
+    let mut gaps: Vec<u64> = times.windows(2).map(|w| w[1] - w[0]).collect();
+    gaps.sort_unstable();
+    let period = gaps.get(gaps.len() / 2).copied().unwrap_or(60).max(1);
+    let (first, last) = (
+        times.first().copied().unwrap_or(0),
+        times.last().copied().unwrap_or(0),
+    );
+    let step = |at: u64| ((at.saturating_sub(first) + period / 2) / period) as usize;
+    let steps = if times.is_empty() { 0 } else { step(last) + 1 };
+    let containers = memory
+        .iter()
+        .map(|(name, samples)| {
+            let mut out = Container {
+                name: name.clone(),
+                bytes: vec![None; steps],
+                duty: vec![0.0; steps],
+            };
+            for (at, bytes) in samples {
+                out.bytes[step(*at)] = Some(Bytes(bytes.max(0.0) as u64));
+            }
+            for (at, percent) in duty.get(name).into_iter().flatten() {
+                if let Some(duty) = out.duty.get_mut(step(*at)).filter(|_| *at >= first) {
+                    *duty = (percent / 100.0).clamp(0.0, 1.0);
+                }
+            }
+            out
+        })
+        .collect();
+    Ok(Recording {
+        period: period as f64,
+        steps,
+        containers,
+    })
 }
 
 /// Names as numbers, by first appearance.

@@ -147,12 +147,16 @@ impl Backing for Card {
     }
 }
 
-pub(super) fn small(limit: u64) -> Pool {
+pub(super) fn tiny(limit: u64) -> Config {
     let mut config = Config::for_granule(GRANULE);
     config.quantum = 1;
     config.chunk_max = 4 * GRANULE;
     config.views_max = 6;
     config.limit = limit;
+    config
+}
+
+pub(super) fn small(config: Config) -> Pool {
     let mut pool = Pool::new(config);
     assert!(pool.add_range(1 << 20, 1 << 20));
     pool
@@ -170,8 +174,12 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(limit: u64) -> Self {
+        Self::with(tiny(limit))
+    }
+
+    pub(super) fn with(config: Config) -> Self {
         Self {
-            pool: small(limit),
+            pool: small(config),
             card: Card::default(),
             live: Vec::new(),
             plans: Vec::new(),
@@ -402,8 +410,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn play(ops: Vec<Op>, limit: u64, fails: Option<u64>, at_once: bool) {
-    let mut world = World::new(limit);
+fn play(ops: Vec<Op>, config: Config, fails: Option<u64>, at_once: bool) {
+    let mut world = World::with(config);
     world.card.fails_at = fails;
     for op in ops {
         match op {
@@ -461,18 +469,39 @@ proptest! {
     /// Any operations, with plans of several threads under way at once, their calls interleaved.
     #[test]
     fn no_byte_has_two_owners_and_none_is_lost(ops in prop::collection::vec(op(), 1..120), limit in 40u64..600) {
-        play(ops, limit, None, false);
+        play(ops, tiny(limit), None, false);
     }
 
     /// The same, and some call fails.
     #[test]
     fn a_failed_call_leaves_the_books_exact(ops in prop::collection::vec(op(), 1..60), fails in 1u64..60) {
-        play(ops, 500, Some(fails), false);
+        play(ops, tiny(500), Some(fails), false);
+    }
+
+    /// Whatever the settings.
+    #[test]
+    fn any_settings(
+        ops in prop::collection::vec(op(), 1..100),
+        quantum in 0u32..4,
+        divisions in 0u32..4,
+        chunk_max in 1u64..9,
+        slack_permille in 0u64..500,
+        views_max in 0usize..9,
+        fails in prop::option::of(1u64..80),
+        at_once in any::<bool>(),
+    ) {
+        let mut config = tiny(600);
+        config.quantum = 1 << quantum;
+        config.divisions = if divisions == 0 { 0 } else { 1 << divisions };
+        config.chunk_max = chunk_max * GRANULE;
+        config.slack_permille = slack_permille;
+        config.views_max = views_max;
+        play(ops, config, fails, at_once);
     }
 
     /// One thread: every plan is done before the next operation.
     #[test]
     fn one_thread_at_a_time(ops in prop::collection::vec(op(), 1..200), limit in 40u64..400) {
-        play(ops, limit, None, true);
+        play(ops, tiny(limit), None, true);
     }
 }

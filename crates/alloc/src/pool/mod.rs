@@ -31,6 +31,7 @@ mod place;
 mod plan;
 mod release;
 mod runs;
+mod snapshot;
 mod stats;
 mod views;
 
@@ -47,6 +48,7 @@ use plan::Aim;
 pub use plan::{Backing, Call, Plan};
 pub use release::Watermarks;
 use runs::{Owner, Runs};
+pub use snapshot::{Segment, Use, pickle};
 use stats::Counters;
 pub use stats::{ClassStats, Stats};
 use views::{ViewId, Views};

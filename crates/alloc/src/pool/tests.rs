@@ -343,7 +343,24 @@ impl World {
                 );
             }
         }
+        let (mut home, mut blocks) = (0, 0);
+        for segment in self.pool.segments() {
+            let mut from = segment.at;
+            for (at, len, what) in &segment.pieces {
+                assert_eq!(*at, from, "a segment is covered without a gap");
+                from += len;
+                if let Use::Block(_) = what {
+                    blocks += len;
+                }
+            }
+            assert_eq!(from, segment.at + segment.len);
+            home += if segment.view { 0 } else { segment.len };
+        }
+        if self.plans.is_empty() && self.pool.orphans.is_empty() {
+            assert_eq!(home, self.pool.physical().0, "segments");
+        }
         let stats = self.pool.stats();
+        assert_eq!(blocks, stats.allocated);
         assert_eq!(stats.blocks as usize, self.live.len());
         assert_eq!(
             stats.allocated,

@@ -369,3 +369,42 @@ fn bug_145_peaks_can_be_read_and_reset() {
     allocate(&mut pool, &mut count, 100 * MIB).unwrap();
     assert_eq!(pool.stats().requested_peak, 100 * MIB);
 }
+
+/// A snapshot as PyTorch's tools read it. Python's own reader is asked if there is one.
+#[test]
+fn a_snapshot_is_a_pickle_of_plain_data() {
+    let mut pool = pool(2 * MIB);
+    let mut count = Count::default();
+    let blocks: Vec<u64> = [3 * MIB, 5000, 7 * MIB, 2 * MIB]
+        .into_iter()
+        .filter_map(|size| allocate(&mut pool, &mut count, size))
+        .collect();
+    pool.free(blocks[2], S, Mark(1), &[]).unwrap();
+    let segments = pool.segments();
+    let bytes = pickle(&segments, 3);
+    assert_eq!((&bytes[..2], bytes.last()), (&[0x80, 2][..], Some(&b'.')));
+    let script = "import pickle,sys\n\
+        d=pickle.load(sys.stdin.buffer)\n\
+        s=d['segments']\n\
+        print(sum(x['total_size'] for x in s), sum(x['requested_size'] for x in s), s[0]['device'], s[0]['address'], \
+        all(sum(b['size'] for b in x['blocks'])==x['total_size'] for x in s), s[0]['segment_pool_id'], d['device_traces'])";
+    let python = std::process::Command::new("python3")
+        .args(["-c", script])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn();
+    let Ok(mut python) = python else {
+        eprintln!("SKIPPED: no python3 to read the pickle");
+        return;
+    };
+    std::io::Write::write_all(&mut python.stdin.take().unwrap(), &bytes).unwrap();
+    let said = python.wait_with_output().unwrap();
+    let stats = pool.stats();
+    assert_eq!(
+        String::from_utf8_lossy(&said.stdout).trim(),
+        format!(
+            "{} {} 3 {} True (0, 0) [[]]",
+            stats.reserved, stats.requested, segments[0].at
+        )
+    );
+}

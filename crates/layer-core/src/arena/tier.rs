@@ -121,6 +121,13 @@ impl Arena {
         }
     }
 
+    /// Somebody needs what is away: what could not be read before is tried again before he hears of it.
+    pub(crate) fn forgive(&self) {
+        for segment in self.lock().segments.values_mut() {
+            segment.tier.failed = false;
+        }
+    }
+
     /// The daemon wants so many bytes of segments let go of.
     pub(crate) fn part_with(&self, core: &Core, bytes: u64) {
         let mut state = self.lock();

@@ -48,6 +48,7 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
     let mut todo: VecDeque<Chunk> = VecDeque::new();
     let (mut copied, mut from, mut until) = (0, None, None);
     let mut failed = false;
+    core.arena.forgive();
     loop {
         let (interrupted, seen) = {
             let state = device.lock();

@@ -10,7 +10,7 @@ struct Scene {
     folder: tempfile::TempDir,
 }
 
-const HELD: Bytes = Bytes::mib(96);
+const HELD: Bytes = Bytes::mib(48);
 
 fn scene(more: &str) -> Scene {
     let folder = tempfile::tempdir().unwrap();
@@ -21,7 +21,7 @@ fn scene(more: &str) -> Scene {
         "reserve = \"0\"\n"
     };
     let stage = Stage::new(Options {
-        arena: Bytes::mib(128),
+        arena: Bytes::mib(64),
         config: format!("[disk]\ndir = {dir:?}\n{reserve}{more}"),
         ..Options::default()
     });
@@ -59,7 +59,7 @@ impl Scene {
         let second = self.start("second", 2);
         let paused = self.pause("second");
         assert!(matches!(paused, Answer::Ok(_)), "{paused:?}");
-        assert!(self.disk().segments >= Bytes::mib(48), "{:?}", self.disk());
+        assert!(self.disk().segments >= Bytes::mib(24), "{:?}", self.disk());
         (first, second)
     }
 
@@ -83,7 +83,7 @@ fn bug_109_more_tasks_than_host_memory_holds_are_off_the_card_and_come_back() {
         assert!(arena.held <= arena.budget, "{arena:?}");
     }
     let disk = scene.disk();
-    assert!(disk.segments >= Bytes::mib(5 * 96 - 128), "{disk:?}");
+    assert!(disk.segments >= Bytes::mib(5 * 48 - 64), "{disk:?}");
     assert_eq!(scene.names(), 0, "files have no names");
     for round in 0..2 {
         for (i, program) in programs.iter_mut().enumerate() {

@@ -337,6 +337,8 @@ pub(crate) enum Bench {
 pub(crate) enum BenchCommand {
     /// Replay allocators on recorded traces: how much memory each needs for what was asked
     Pool(crate::bench::pool::PoolArgs),
+    /// Write arena segments to a disk and read them back, beside what that disk does by itself
+    Disk(crate::bench::disk::DiskArgs),
 }
 
 /// `ebb bench`.
@@ -348,6 +350,7 @@ Examples:
   ebb bench --gpu sim launch alloc --json
   ebb bench start --at-once 100                    a hundred programs at the same moment
   ebb bench pool --trace snapshot.pickle           allocators on a recorded trace
+  ebb bench disk /var/cache                        the disk tier, on the disk of that folder
 
 Each figure stands beside what limits it on this machine, measured in the same run: the copy to and from pinned memory,
 or the same call without ebb. The ratio is that of the two.")]

@@ -212,9 +212,15 @@ impl Arena {
         self.budget
     }
 
-    /// A new budget. What is held above it is not taken by force; it shrinks as it comes back.
+    /// A new budget. What is held above it is asked back if it is empty, and written to disk if there is one; nothing is
+    /// taken by force.
     pub(crate) fn set_budget(&mut self, budget: Bytes) {
         self.budget = budget;
+    }
+
+    /// Nothing is held or wanted.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.held.is_zero() && self.unmet().is_zero()
     }
 
     /// Bytes of all segments, those in the making included.
@@ -352,9 +358,14 @@ impl Arena {
         coming.map(|s| s.bytes).sum()
     }
 
-    /// What is wanted beyond what is ready or on its way.
+    /// Whether those who want memory ahead of need are served at present: who waits for what is on disk goes before them.
+    fn serves_all(&self) -> bool {
+        self.to_load().is_zero() && self.over().is_zero()
+    }
+
+    /// What is wanted by those who are served, beyond what is ready or on its way.
     fn unmet(&self) -> Bytes {
-        self.wanted(false).saturating_sub(self.coming())
+        self.wanted(!self.serves_all()).saturating_sub(self.coming())
     }
 
     /// Segments that a process holds from a daemon that died. Returns how many were taken on; the others stay the
@@ -426,7 +437,7 @@ impl Arena {
     /// When [`Self::pump`] should be called again although nothing happened.
     pub(crate) fn next_deadline(&self, now: Time) -> Option<Time> {
         let tier = self.next_tier_deadline(now);
-        if self.unmet().is_zero() && self.to_load().is_zero() {
+        if self.unmet().is_zero() && self.to_load().is_zero() && self.over().is_zero() {
             return tier;
         }
         let recalls = self.accounts.values().filter(|a| !a.recalled.is_zero());
@@ -452,10 +463,11 @@ impl Arena {
 
     fn give(&mut self, moves: &mut Vec<Move>) {
         // Whoever is about to release goes first, then whoever has least.
+        let all = self.serves_all();
         let mut order: Vec<(bool, Bytes, Holder)> = self
             .accounts
             .iter()
-            .filter(|(_, a)| !a.lacks().is_zero())
+            .filter(|(_, a)| !a.lacks().is_zero() && (all || a.urgent))
             .map(|(holder, a)| (!a.urgent, a.held, *holder))
             .collect();
         order.sort_unstable();
@@ -505,13 +517,8 @@ impl Arena {
 
     /// What was made for somebody who is gone, or is above a budget that was lowered, goes back to the machine.
     fn trim(&mut self, moves: &mut Vec<Move>) {
-        // Who waits for what is on disk has no use for empty memory, and goes before those who want some ahead of need.
-        let needed = if self.to_load().is_zero() {
-            self.wanted(false)
-        } else {
-            self.wanted(true)
-        };
-        let mut surplus = self.coming().saturating_sub(needed);
+        let needed = self.wanted(!self.serves_all());
+        let mut surplus = self.coming().saturating_sub(needed.saturating_sub(self.over()));
         for (key, segment) in &mut self.segments {
             if segment.state == State::Ready && segment.bytes <= surplus {
                 surplus = surplus.saturating_sub(segment.bytes);
@@ -554,6 +561,11 @@ impl Arena {
         }
     }
 
+    /// What is held above the budget, because that was lowered.
+    fn over(&self) -> Bytes {
+        self.held.saturating_sub(self.budget)
+    }
+
     /// What there is to serve needs from, or will be without asking anybody for more.
     fn in_sight(&self) -> Bytes {
         let makeable = self.budget.saturating_sub(self.held).round_down(GRANULE);
@@ -579,6 +591,7 @@ impl Arena {
         // First what is held beyond what is wanted; for an urgent need also what is wanted but empty.
         for pass in [false, true] {
             let needed = self.wanted(pass).saturating_add(self.to_load());
+            let needed = needed.saturating_add(self.over());
             let mut short = needed.saturating_sub(available).saturating_sub(asked);
             if short.is_zero() {
                 continue;
@@ -713,6 +726,13 @@ impl Job {
 }
 
 pub(crate) fn make(bytes: Bytes, huge_pages: bool) -> Result<OwnedFd, Errno> {
+    let memory = make_bare(bytes, huge_pages)?;
+    fill(&memory, bytes)?;
+    Ok(memory)
+}
+
+/// Memory of a segment that has no pages yet.
+pub(crate) fn make_bare(bytes: Bytes, huge_pages: bool) -> Result<OwnedFd, Errno> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if huge_pages {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
@@ -721,7 +741,6 @@ pub(crate) fn make(bytes: Bytes, huge_pages: bool) -> Result<OwnedFd, Errno> {
     rustix::fs::ftruncate(&memory, bytes.0)?;
     // From here on nobody can pull pages from under another's mapping.
     rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    fill(&memory, bytes)?;
     Ok(memory)
 }
 
@@ -734,7 +753,7 @@ fn fill(memory: &impl AsFd, bytes: Bytes) -> Result<(), Errno> {
     }
 }
 
-fn write_zeros(memory: &impl AsFd, bytes: Bytes) -> Result<(), Errno> {
+pub(crate) fn write_zeros(memory: &impl AsFd, bytes: Bytes) -> Result<(), Errno> {
     static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
     let mut at = 0;
     while at < bytes.0 {

@@ -54,6 +54,17 @@ impl HostMemory {
             .map_or(self.total, |group| group.limit.min(self.total))
     }
 
+    /// The most that the arena may hold now, which holds `held` already: what others take, of the machine or of the control
+    /// group, is theirs. Changes of a limit, and of what the programs have pinned themselves, show in it.
+    #[must_use]
+    pub fn bound(&self, held: Bytes) -> Bytes {
+        let machine = self.available.saturating_add(held).min(self.total);
+        let group = self.cgroup.map_or(Bytes::MAX, |group| {
+            group.limit.saturating_sub(group.used.saturating_sub(held))
+        });
+        machine.min(group).round_down(GRANULE)
+    }
+
     /// What this machine has.
     #[must_use]
     pub fn read() -> Self {
@@ -138,8 +149,9 @@ fn stat(dir: &Path, name: &str) -> Bytes {
 }
 
 fn version_2(dir: &Path) -> Option<CgroupMemory> {
-    // `max` is no number: no limit here.
-    let limit = number(dir, "memory.max")?;
+    // `max` is no number: no limit here. Above `high` the kernel slows everything in the group down.
+    let limits = [number(dir, "memory.max"), number(dir, "memory.high")];
+    let limit = limits.into_iter().flatten().min()?;
     let cache = stat(dir, "inactive_file").saturating_add(stat(dir, "active_file"));
     Some(CgroupMemory {
         limit,
@@ -212,6 +224,34 @@ mod tests {
             memory.default_budget()
         );
         assert_eq!(memory.most(), Bytes::gib(8));
+    }
+
+    #[test]
+    fn bug_110_what_others_took_is_not_the_arenas_and_a_changed_limit_is_followed() {
+        let (gib, mib) = (1u64 << 30, 1u64 << 20);
+        let root = machine(&[
+            ("proc/meminfo", MEMINFO),
+            ("proc/self/cgroup", "0::/pod\n"),
+            ("sys/fs/cgroup/pod/memory.max", &format!("{}\n", 16 * gib)),
+            ("sys/fs/cgroup/pod/memory.current", &format!("{}\n", 9 * gib)),
+            (
+                "sys/fs/cgroup/pod/memory.stat",
+                "active_file 0\ninactive_file 0\n",
+            ),
+        ]);
+        let bound = |held| HostMemory::read_below(root.path()).bound(held);
+        // Of 9 GiB in use 2 are the arena's own: a program has pinned the other 7.
+        assert_eq!(bound(Bytes::gib(2)), Bytes::gib(9));
+        let set = |name: &str, text: String| {
+            std::fs::write(root.path().join("sys/fs/cgroup/pod").join(name), text).unwrap();
+        };
+        set("memory.max", format!("{}\n", 10 * gib));
+        assert_eq!(bound(Bytes::gib(2)), Bytes::gib(3));
+        set("memory.high", format!("{}\n", 9 * gib + 512 * mib));
+        assert_eq!(bound(Bytes::gib(2)), Bytes(2 * gib + 512 * mib));
+        set("memory.max", "max\n".into());
+        set("memory.high", "max\n".into());
+        assert_eq!(bound(Bytes::gib(2)), Bytes::gib(76), "the machine's");
     }
 
     #[test]

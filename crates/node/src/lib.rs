@@ -40,6 +40,7 @@ pub use config::{
     ArenaConfig, Config, ConfigError, EventLogConfig, Scope, Surroundings, parse_duration, read_settings,
 };
 pub use daemon::{Daemon, Handle, StartError};
+pub use disk::{DiskPlan, DiskRates, measure_disk};
 pub use eventlog::{PolicyRecord, Record};
 pub use place::PlaceError;
 pub use replay::{Divergence, ReplayError, Report, replay};

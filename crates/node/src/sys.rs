@@ -131,8 +131,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Maps it. All pages should be there, so that a shortage is no signal, and nobody else should have the file who could
-    /// take them away.
+    /// Maps it. Nobody else should have the file who could take pages away that are there.
     pub(crate) fn new(memory: impl AsFd, bytes: u64) -> Result<Self, Errno> {
         let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         // SAFETY: a new shared mapping at an address of the kernel's choice overlaps nothing of ours.
@@ -146,10 +145,33 @@ impl Window {
                 0,
             )?
         };
+        // SAFETY: the range is exactly the mapping made above; the advice changes how it is backed and never what is in it.
+        // Refused where huge pages for shared memory are off: then small ones do.
+        let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxHugepage) };
         Ok(Self { at, len })
     }
 
-    /// Copies bytes to a place in it.
+    /// Gives a part of it its pages. A shortage is an error here and would be a signal later.
+    pub(crate) fn populate(&self, at: u64, len: usize) -> Result<(), Errno> {
+        const PAGE: usize = 4096;
+        let at = usize::try_from(at).map_err(|_| Errno::OVERFLOW)?;
+        let end = at
+            .checked_add(len)
+            .filter(|end| *end <= self.len)
+            .ok_or(Errno::OVERFLOW)?;
+        let at = at - at % PAGE;
+        // SAFETY: the range lies inside the mapping made in `new`, which lives as long as `self`; the advice makes pages and
+        // changes nothing that is in them.
+        rustix::io::retry_on_intr(|| unsafe {
+            rustix::mm::madvise(
+                self.at.cast::<u8>().add(at).cast(),
+                end - at,
+                Advice::LinuxPopulateWrite,
+            )
+        })
+    }
+
+    /// Copies bytes to a place in it that has its pages.
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
         let at = usize::try_from(at)
             .ok()

@@ -99,6 +99,22 @@ impl Figure {
     }
 }
 
+impl Figure {
+    /// Rates that were measured in turn: pair by pair.
+    pub(super) fn rates(
+        what: &'static str,
+        bytes: u64,
+        against: &'static str,
+        samples: Vec<f64>,
+        limits: Vec<f64>,
+    ) -> Self {
+        Self {
+            unit: Unit::BytesPerS,
+            ..Self::paired(what, bytes, against, samples, limits)
+        }
+    }
+}
+
 /// The middle one; of an even number the mean of the two.
 pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();

@@ -5,6 +5,7 @@
 //! pace does so for both.
 
 mod crowd;
+pub(crate) mod disk;
 mod figure;
 pub(crate) mod pool;
 mod server;
@@ -46,8 +47,10 @@ struct Report {
 
 /// `ebb bench`.
 pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
-    if let Some(BenchCommand::Pool(args)) = &args.command {
-        return pool::pool(args);
+    match &args.command {
+        Some(BenchCommand::Pool(args)) => return pool::pool(args),
+        Some(BenchCommand::Disk(args)) => return disk::disk(args),
+        None => {}
     }
     let wanted = |what: Bench| args.what.is_empty() || args.what.contains(&what);
     let mut stage = Stage::set_up_for(args.gpu, |card, sim| sizes(args, card, sim))?;

@@ -589,6 +589,7 @@ impl Arena {
             ));
         let mut room = self.disk_room(now).min(at_once).saturating_sub(asked);
         let needed = self.wanted(true).saturating_add(self.to_load());
+        let needed = needed.saturating_add(self.over());
         let mut short = needed.saturating_sub(self.in_sight());
         let after = self.tier.after;
         let mut cold: Vec<(Time, Holder)> = self
@@ -626,7 +627,7 @@ impl Arena {
         if !tier.is_on() && self.to_load().is_zero() {
             return None;
         }
-        let waits = !self.wanted(true).is_zero() || !self.to_load().is_zero();
+        let waits = !(self.wanted(true).is_zero() && self.to_load().is_zero() && self.over().is_zero());
         let accounts = self.accounts.values().flat_map(|a| {
             let answer = (!a.tier.parting.is_zero()).then(|| a.tier.parting_at.after(PART_PATIENCE));
             let has = a.held.min(a.evicted.saturating_sub(a.tier.on_disk));

@@ -87,6 +87,12 @@ impl Stage {
     }
 
     fn take(&mut self, moves: Vec<Move>) {
+        self.take_above(moves);
+        assert!(self.arena.held() <= self.budget, "{} held", self.arena.held());
+    }
+
+    /// While what is held may be more than the budget that was lowered just now.
+    fn take_above(&mut self, moves: Vec<Move>) {
         for what in moves {
             let to = match &what {
                 Move::Work(_) | Move::Disk(_) => None,
@@ -105,7 +111,6 @@ impl Stage {
             }
         }
         self.arena.check();
-        assert!(self.arena.held() <= self.budget, "{} held", self.arena.held());
     }
 
     fn pump(&mut self) {
@@ -504,6 +509,59 @@ fn a_full_disk_is_told_once_and_everything_stays_in_memory() {
     stage.settle();
     assert_eq!(stage.arena.disk_trouble(), None);
     assert_eq!(stage.arena.held_by(2), SEGMENT);
+    stage.all_back();
+}
+
+#[test]
+fn a_lowered_budget_is_met_by_what_is_empty_and_then_by_the_disk() {
+    let mut stage = Stage::new(6);
+    stage.arena.want(1, Bytes(SEGMENT.0 * 6), true);
+    stage.settle();
+    (0..4).for_each(|_| stage.fill(1));
+    stage.arena.want(1, Bytes(SEGMENT.0 * 6), false);
+    stage.settle();
+    assert_eq!(
+        stage.arena.held(),
+        Bytes(SEGMENT.0 * 6),
+        "as configured, to the byte"
+    );
+    // The control group was made smaller.
+    let lower = Bytes(SEGMENT.0 * 2);
+    stage.arena.set_budget(lower);
+    stage.now = stage.now.after(Duration::from_secs(10));
+    let mut moves = Vec::new();
+    stage.arena.pump(stage.now, &mut moves);
+    stage.take_above(moves);
+    for _ in 0..200 {
+        stage.budget = stage.arena.held().max(lower);
+        stage.hear(1);
+        stage.work(0);
+    }
+    stage.budget = lower;
+    stage.settle();
+    assert!(stage.arena.held() <= lower, "{}", stage.arena.held());
+    assert!(stage.arena.on_disk() >= Bytes(SEGMENT.0 * 2));
+    stage.all_back();
+}
+
+#[test]
+fn reading_goes_before_what_is_wanted_ahead_of_need() {
+    let mut stage = Stage::new(4);
+    for holder in [1, 2] {
+        stage.arena.want(holder, Bytes(SEGMENT.0 * 3), true);
+        for _ in 0..3 {
+            stage.settle();
+            stage.fill(holder);
+        }
+        stage.arena.want(holder, Bytes(SEGMENT.0 * 3), false);
+    }
+    assert!(stage.arena.on_disk_of(1) >= Bytes(SEGMENT.0 * 2));
+    // It goes on wanting room for all that it has, as programs do, and so does the other one.
+    for _ in 0..6 {
+        stage.restore(1);
+        stage.settle();
+    }
+    assert!(stage.programs[&1].marks.is_empty(), "all of it came back");
     stage.all_back();
 }
 

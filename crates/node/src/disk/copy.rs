@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ebb_disk::{BLOCK, Entry, FormError, Kind, PAGE, Table, header_len, is_zero, pack, padded};
+use ebb_units::Bytes;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -126,7 +127,7 @@ impl<'a> Pipe<'a> {
     }
 }
 
-fn is_direct(file: BorrowedFd<'_>) -> bool {
+pub(super) fn is_direct(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
 }
 
@@ -241,7 +242,7 @@ fn spill_blocks(
     Ok(written)
 }
 
-/// Reads a segment of `bytes` from its file into memory that is all zeros, has all its pages, and that nobody else has yet.
+/// Reads a segment of `bytes` from its file into memory that is all zeros and that nobody else has yet. It has all its pages then.
 ///
 /// # Errors
 /// [`Trouble`]. The file is as it was, and the memory is to be thrown away.
@@ -253,7 +254,14 @@ pub(crate) fn load(
     off: &AtomicBool,
 ) -> Result<(), Trouble> {
     // Not by `pwrite`, which memory of huge pages does not take.
-    let window = Window::new(memory, bytes).map_err(Trouble::Memory)?;
+    let window = Window::new(&memory, bytes).map_err(Trouble::Memory)?;
+    match window.populate(0, PAGE.min(usize::try_from(bytes).unwrap_or(PAGE))) {
+        // Kernels before 5.14.
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            crate::arena::write_zeros(&memory, Bytes(bytes)).map_err(Trouble::Memory)?;
+        }
+        result => result.map_err(Trouble::Memory)?,
+    }
     let mut pipe = Pipe::new(lanes, file, Way::Read);
     let result = load_blocks(&mut pipe, bytes, &window, off);
     if result.is_err() {
@@ -306,12 +314,15 @@ fn load_blocks(pipe: &mut Pipe<'_>, bytes: u64, memory: &Window, off: &AtomicBoo
             continue;
         }
         let Some((lane, Transfer { block, .. })) = pipe.next()? else {
-            return Ok(());
+            // What is zeros and was not touched.
+            return give_pages(memory, 0, bytes);
         };
         let entry = table.entries[block];
         let plain_len = table.plain_len(block);
         let place = pipe.lanes.place(lane);
         let at = block as u64 * BLOCK as u64;
+        // While others are read: to make pages takes as long as to read what goes into them.
+        give_pages(memory, at, plain_len as u64)?;
         if entry.kind == Kind::Plain {
             table.check(block, &place[..plain_len])?;
             memory.write(at, &place[..plain_len]).map_err(Trouble::Memory)?;
@@ -321,6 +332,49 @@ fn load_blocks(pipe: &mut Pipe<'_>, bytes: u64, memory: &Window, off: &AtomicBoo
             memory.write(at, &scratch).map_err(Trouble::Memory)?;
         }
     }
+}
+
+fn give_pages(memory: &Window, at: u64, len: u64) -> Result<(), Trouble> {
+    let len = usize::try_from(len).map_err(|_| Trouble::Memory(Errno::OVERFLOW))?;
+    match memory.populate(at, len) {
+        // All pages are there already, see `load`.
+        Err(Errno::INVAL | Errno::NOSYS) => Ok(()),
+        result => result.map_err(Trouble::Memory),
+    }
+}
+
+/// Writes so many bytes of whatever is in the lanes, or reads them: what the disk does by itself.
+pub(super) fn raw(lanes: &mut dyn Lanes, file: BorrowedFd<'_>, bytes: u64, way: Way) -> Result<(), Trouble> {
+    let mut pipe = Pipe::new(lanes, file, way);
+    let mut at = 0;
+    while at < bytes {
+        let lane = match pipe.free() {
+            Some(lane) => lane,
+            None => match pipe.next()? {
+                Some((lane, _)) => lane,
+                None => return Err(Trouble::Lanes(Errno::IO)),
+            },
+        };
+        let len = usize::try_from(bytes - at).map_or(BLOCK, |rest| rest.min(BLOCK));
+        pipe.begin(
+            lane,
+            Transfer {
+                block: 0,
+                at,
+                done: 0,
+                len,
+            },
+        )?;
+        at += len as u64;
+    }
+    while pipe.next()?.is_some() {}
+    if way == Way::Write && !is_direct(file) {
+        rustix::fs::fdatasync(file).map_err(Trouble::Disk)?;
+    }
+    if !is_direct(file) {
+        let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    }
+    Ok(())
 }
 
 fn read_memory(memory: BorrowedFd<'_>, mut bytes: &mut [u8], mut at: u64) -> Result<(), Trouble> {

@@ -9,6 +9,7 @@
 
 mod copy;
 mod lanes;
+mod measure;
 mod ring;
 mod store;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use ebb_units::Bytes;
 
 pub(crate) use copy::{Trouble, Written};
 use lanes::{Lanes, Plain};
+pub use measure::{DiskPlan, DiskRates, measure_disk};
 use ring::Ring;
 pub(crate) use store::{SegmentFile, Store, taken};
 
@@ -120,8 +122,10 @@ impl Job {
                 huge_pages,
                 off,
             } => {
-                let result = crate::arena::make(bytes, huge_pages)
-                    .or_else(|_| crate::arena::make(bytes, false))
+                // The pool of huge pages may have none left, which shows when they are taken. Others are made on the way.
+                let huge = huge_pages.then(|| crate::arena::make(bytes, true).ok()).flatten();
+                let result = huge
+                    .map_or_else(|| crate::arena::make_bare(bytes, false), Ok)
                     .map_err(Trouble::Memory)
                     .and_then(|memory| {
                         with_lanes(|lanes| copy::load(lanes, file.as_fd(), bytes.0, &memory, &off))?;

@@ -9,6 +9,7 @@ mod control;
 mod disk;
 mod estates;
 mod ipc;
+mod memory;
 mod peers;
 mod rules;
 mod sleep;
@@ -137,6 +138,7 @@ pub(crate) struct Driver {
     arena_workers: Worker<Job>,
     arena_dirty: bool,
     disk: Option<DiskTier>,
+    memory: memory::Following,
     cards: Option<Worker<()>>,
     cards_trouble: Option<String>,
     devices: BTreeMap<DeviceId, Device>,
@@ -194,6 +196,7 @@ impl Driver {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let arbiter = Arbiter::new(parts.config.policy.clone());
         let next_task = parts.saved.next_task.max(1);
+        let budget = parts.arena.budget();
         let mut driver = Self {
             uid: rustix::process::geteuid().as_raw(),
             epoll,
@@ -226,6 +229,7 @@ impl Driver {
             arena_workers: parts.arena_workers,
             arena_dirty: false,
             disk: parts.disk,
+            memory: memory::Following::new(budget),
             cards: parts.cards,
             cards_trouble: None,
             devices: BTreeMap::new(),
@@ -635,7 +639,7 @@ impl Driver {
         };
         let memory = crate::budget::HostMemory::read();
         match new.arena_budget(&memory) {
-            Ok(budget) => self.arena.set_budget(budget),
+            Ok(budget) => self.set_arena_budget(budget),
             Err(e) => return say::error!("the settings stay as they are: {e}"),
         }
         if let Some(level) = new.log {
@@ -651,6 +655,7 @@ impl Driver {
             ),
             ("event_log", old.event_log != new.event_log),
             ("arena.segment", old.arena.segment != new.arena.segment),
+            ("disk", old.disk != new.disk),
         ];
         for (name, changed) in fixed {
             if changed {
@@ -674,6 +679,7 @@ impl Driver {
     fn pump_arena(&mut self) {
         let mut moves = Vec::new();
         let now = self.now();
+        self.follow_memory(now);
         self.arena.pump(now, &mut moves);
         self.do_moves(moves);
         #[cfg(debug_assertions)]

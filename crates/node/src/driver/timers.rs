@@ -23,6 +23,8 @@ pub(super) enum Timer {
     Arena,
     /// The next look for the operator's rules.
     Rules,
+    /// The machine's memory is to be looked at.
+    Memory,
     /// Programs had time enough to declare themselves after a restart.
     Recovery,
     /// Programs had time enough to say what they share.
@@ -78,6 +80,7 @@ impl Driver {
                 Timer::Query(id) => self.query_timed_out(id),
                 Timer::Arena => self.arena_dirty = true,
                 Timer::Rules => self.look_for_rules(),
+                Timer::Memory => self.memory_due(),
                 Timer::Recovery => self.end_recovery("the time is over"),
                 Timer::Shares => self.shares_overdue(),
                 Timer::Sleep(task) => self.sleep_due(task),

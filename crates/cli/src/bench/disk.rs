@@ -1,0 +1,174 @@
+//! `ebb bench disk`: segments to files and back, beside the disk's own rates in the same run. No GPU is needed.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use ebb_node::{DiskPlan, DiskRates, HostMemory, measure_disk};
+use ebb_units::{Bytes, GRANULE};
+use serde::Serialize;
+
+use super::figure::{self, Figure};
+use crate::error::{CliError, Result};
+
+/// `ebb bench disk`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb bench disk /var/cache
+  ebb bench disk /mnt/nvme --bytes 16Gi --threads 8 --json
+
+The limit is what the disk does with the same calls from the same threads, without hashing, copying and making segments.
+Files are removed at the end.")]
+pub(crate) struct DiskArgs {
+    /// A folder on the disk
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// What is written and read back each time
+    #[arg(long, value_name = "SIZE", default_value = "4Gi", allow_hyphen_values = true)]
+    pub bytes: Bytes,
+    /// In segments of this size
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "256Mi",
+        allow_hyphen_values = true
+    )]
+    pub segment: Bytes,
+    /// Threads that write and read
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: u32,
+    /// How often
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Try to pack what is written
+    #[arg(long)]
+    pub compress: bool,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    dir: String,
+    way: &'static str,
+    direct: bool,
+    threads: u32,
+    rounds: u32,
+    figures: Vec<Figure>,
+}
+
+pub(crate) fn disk(args: &DiskArgs) -> Result<()> {
+    let segment = args.segment.round_down(GRANULE);
+    if segment.is_zero() || segment > Bytes::gib(16) || args.bytes < segment {
+        return Err(CliError::usage(
+            "a segment is 2 MiB to 16 GiB, and what is written is one segment at least",
+            "raise --bytes or choose another --segment",
+        ));
+    }
+    // The segments, and those that are read into.
+    let needed = args.bytes + Bytes(segment.0.saturating_mul(args.threads.into()));
+    let left = HostMemory::read().default_budget();
+    if needed > left {
+        return Err(CliError::usage(
+            format!("this takes {needed} of host memory, and {left} can be used"),
+            "lower --bytes",
+        ));
+    }
+    let plan = DiskPlan {
+        dir: args.dir.clone(),
+        bytes: args.bytes,
+        segment,
+        threads: args.threads as usize,
+        rounds: args.rounds,
+        packed: args.compress,
+    };
+    let rates = measure_disk(&plan)
+        .map_err(|error| CliError::failed(format!("{} cannot be measured: {error}", args.dir.display())))?;
+    let report = Report {
+        dir: args.dir.display().to_string(),
+        way: rates.way,
+        direct: rates.direct,
+        threads: args.threads,
+        rounds: args.rounds,
+        figures: figures(args.bytes, rates),
+    };
+    let mut out = anstream::stdout();
+    if args.json {
+        serde_json::to_writer(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        let cache = if report.direct { "past" } else { "through" };
+        writeln!(
+            out,
+            "{}: {}, {cache} the page cache, {} threads, medians of {}",
+            report.dir, report.way, report.threads, report.rounds
+        )?;
+        figure::write(&report.figures, &mut out)?;
+    }
+    Ok(())
+}
+
+fn figures(bytes: Bytes, rates: DiskRates) -> Vec<Figure> {
+    vec![
+        Figure::rates(
+            "spill",
+            bytes.0,
+            "the disk's own writes",
+            rates.spill,
+            rates.write,
+        ),
+        Figure::rates("load", bytes.0, "the disk's own reads", rates.load, rates.read),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: DiskArgs,
+    }
+
+    #[test]
+    fn a_ratio_is_that_of_the_pairs() {
+        let rates = DiskRates {
+            write: vec![2.0, 4.0, 8.0],
+            spill: vec![1.0, 4.0, 8.0],
+            read: vec![1.0],
+            load: vec![3.0],
+            way: "x",
+            direct: true,
+        };
+        let figures = figures(Bytes::gib(1), rates);
+        assert_eq!(
+            (figures[0].ebb, figures[0].limit, figures[0].ratio),
+            (4.0, 4.0, 1.0)
+        );
+        assert_eq!(figures[1].ratio, 3.0);
+    }
+
+    #[test]
+    fn it_measures_a_folder_and_refuses_what_makes_no_sense() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().to_str().unwrap();
+        let line = |more: &[&str]| Line::parse_from([&["ebb", dir][..], more].concat()).args;
+        let small = [
+            "--bytes",
+            "8Mi",
+            "--segment",
+            "4Mi",
+            "--rounds",
+            "1",
+            "--threads",
+            "2",
+        ];
+        assert!(disk(&line(&small)).is_ok());
+        assert!(disk(&line(&["--bytes", "1Mi", "--segment", "2Mi"])).is_err());
+        assert!(disk(&line(&["--bytes", "900Ti"])).is_err());
+    }
+}

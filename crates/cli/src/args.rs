@@ -324,6 +324,10 @@ pub(crate) enum Bench {
     Release,
     /// Bringing it back when the program goes on
     Restore,
+    /// Taking memory that has not changed since it came back
+    Clean,
+    /// From one program to another on a card that has room for one, both ways of the link at once
+    Handover,
     /// An empty kernel launch
     Launch,
     /// Allocating and freeing 64 MiB
@@ -347,6 +351,8 @@ pub(crate) enum BenchCommand {
 Examples:
   ebb bench                                        all of them
   ebb bench release restore --bytes 64Gi
+  ebb bench clean handover --bytes 48Gi
+  ebb bench --curve --bytes 120Gi
   ebb bench --gpu sim launch alloc --json
   ebb bench start --at-once 100                    a hundred programs at the same moment
   ebb bench pool --trace snapshot.pickle           allocators on a recorded trace
@@ -367,6 +373,9 @@ pub(crate) struct BenchArgs {
     /// What is released and restored [default: 16Gi, 128Mi on the simulated GPU]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub bytes: Option<Bytes>,
+    /// Release and restore for sizes from 1 GiB (16 MiB simulated) up to --bytes, doubling, and for 1, 2, 4, ... programs at once
+    #[arg(long, conflicts_with = "what")]
+    pub curve: bool,
     /// How often each is measured
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,

@@ -119,6 +119,7 @@ functions! {
     host_free = "cuMemFreeHost": fn(*mut c_void);
     out_queued = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, usize);
     in_queued = "cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, usize);
+    within_queued = "cuMemcpyDtoDAsync_v2": fn(u64, u64, usize, usize);
 }
 
 /// The driver, with a context on the first device that is visible.
@@ -379,6 +380,14 @@ impl Driver {
         // SAFETY: as in `queue_out`.
         let code = unsafe { (self.functions.in_queued)(to.address, from.at, size, stream.0) };
         self.outcome("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Queues a copy of one block to another, as far as both go.
+    pub(crate) fn queue_within(&self, to: Block, from: Block, stream: Stream) -> Result<(), DriverError> {
+        let size = usize::try_from(from.bytes.min(to.bytes)).expect("sizes fit 64-bit machines");
+        // SAFETY: takes addresses of the card, which the driver checks.
+        let code = unsafe { (self.functions.within_queued)(to.address, from.address, size, stream.0) };
+        self.outcome("cuMemcpyDtoDAsync", code)
     }
 
     /// Waits for all work.

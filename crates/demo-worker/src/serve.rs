@@ -8,7 +8,8 @@
 //! | `touch` | `{"seconds":s}`: a launch of nothing, and waiting for it |
 //! | `rewrite` | `{"seconds":s}`: every word is written anew |
 //! | `check` | `{"wrong":n,"seconds":s}` |
-//! | `link BYTES ROUNDS` | `{"out":[s],"in":[s]}`: pinned copies of so many bytes |
+//! | `link BYTES ROUNDS` | `{"out":[s],"in":[s],"both":[s]}`: pinned copies of so many bytes, each way and both at once |
+//! | `card BYTES ROUNDS` | `{"each":[s]}`: copies of so many bytes from one place on the card to another |
 //! | `launch BATCHES` | `{"each":[s]}`: mean time of a launch in batches of 500 |
 //! | `alloc BYTES N` | `{"each":[s]}`: allocating and freeing |
 //!
@@ -94,6 +95,7 @@ impl Server<'_> {
             ["rewrite"] => self.rewrite(),
             ["check"] => self.check(),
             ["link", bytes, rounds] => self.link(bytes.parse()?, rounds.parse()?),
+            ["card", bytes, rounds] => self.card(bytes.parse()?, rounds.parse()?),
             ["launch", batches] => self.launch(batches.parse()?),
             ["alloc", bytes, times] => self.alloc(bytes.parse()?, times.parse()?),
             _ => Err(Refused::Line),
@@ -147,9 +149,9 @@ impl Server<'_> {
     fn link(&self, bytes: u64, rounds: u64) -> Result<Value, Refused> {
         let driver = self.driver;
         let (a, b) = (driver.alloc(bytes)?, driver.alloc(bytes)?);
-        let stream = driver.stream()?;
+        let (stream, other) = (driver.stream()?, driver.stream()?);
         let (to, from) = (driver.pinned(bytes)?, driver.pinned(bytes)?);
-        let (mut out, mut back) = (Vec::new(), Vec::new());
+        let (mut out, mut back, mut both) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..rounds + WARM_UP {
             let began = Instant::now();
             driver.queue_out(&to, a, stream)?;
@@ -158,7 +160,13 @@ impl Server<'_> {
             driver.queue_in(b, &from, stream)?;
             driver.wait(stream)?;
             let copied_in = began.elapsed() - copied_out;
+            let began = Instant::now();
+            driver.queue_out(&to, a, stream)?;
+            driver.queue_in(b, &from, other)?;
+            driver.wait(stream)?;
+            driver.wait(other)?;
             if round >= WARM_UP {
+                both.push(began.elapsed().as_secs_f64());
                 out.push(copied_out.as_secs_f64());
                 back.push(copied_in.as_secs_f64());
             }
@@ -166,7 +174,25 @@ impl Server<'_> {
         drop((to, from));
         driver.free(a)?;
         driver.free(b)?;
-        Ok(json!({ "out": out, "in": back }))
+        Ok(json!({ "out": out, "in": back, "both": both }))
+    }
+
+    fn card(&self, bytes: u64, rounds: u64) -> Result<Value, Refused> {
+        let driver = self.driver;
+        let (a, b) = (driver.alloc(bytes)?, driver.alloc(bytes)?);
+        let stream = driver.stream()?;
+        let mut each = Vec::new();
+        for round in 0..rounds + WARM_UP {
+            let began = Instant::now();
+            driver.queue_within(b, a, stream)?;
+            driver.wait(stream)?;
+            if round >= WARM_UP {
+                each.push(began.elapsed().as_secs_f64());
+            }
+        }
+        driver.free(a)?;
+        driver.free(b)?;
+        Ok(json!({ "each": each }))
     }
 
     fn launch(&self, batches: u64) -> Result<Value, Refused> {

@@ -4,9 +4,12 @@
 //! of it touches the user's daemons or stays. What is compared is measured in turn, so that a machine that changes its
 //! pace does so for both.
 
+mod clean;
 mod crowd;
+mod curve;
 pub(crate) mod disk;
 mod figure;
+mod handover;
 pub(crate) mod pool;
 mod server;
 
@@ -52,7 +55,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         Some(BenchCommand::Disk(args)) => return disk::disk(args),
         None => {}
     }
-    let wanted = |what: Bench| args.what.is_empty() || args.what.contains(&what);
+    let wanted = |what: Bench| !args.curve && (args.what.is_empty() || args.what.contains(&what));
     let mut stage = Stage::set_up_for(args.gpu, |card, sim| sizes(args, card, sim))?;
     let mut report = Report {
         gpu: if stage.is_sim() {
@@ -65,14 +68,29 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         figures: Vec::new(),
         mismatches: 0,
     };
+    if args.curve {
+        let (figures, wrong) = curve::curve(&mut stage, args.rounds)?;
+        report.mismatches += wrong;
+        report.figures.extend(figures);
+    }
     if wanted(Bench::Release) || wanted(Bench::Restore) {
         let (figures, wrong) = moves(&mut stage, args.rounds)?;
-        report.mismatches = wrong;
+        report.mismatches += wrong;
         let which = |figure: &Figure| {
             (figure.what == "release" && wanted(Bench::Release))
                 || (figure.what == "restore" && wanted(Bench::Restore))
         };
         report.figures.extend(figures.into_iter().filter(which));
+    }
+    if wanted(Bench::Clean) {
+        let (figures, wrong) = clean::clean(&mut stage, args.rounds)?;
+        report.mismatches += wrong;
+        report.figures.extend(figures);
+    }
+    if wanted(Bench::Handover) {
+        let (figure, wrong) = handover::handover(&mut stage, args.rounds)?;
+        report.mismatches += wrong;
+        report.figures.push(figure);
     }
     if wanted(Bench::Launch) || wanted(Bench::Alloc) {
         calls(&mut stage, args.rounds, &wanted, &mut report.figures)?;
@@ -131,15 +149,23 @@ fn sizes(args: &BenchArgs, card: &Card, sim: bool) -> Result<(Bytes, Bytes)> {
             "lower --bytes, or end what else runs on the card",
         ));
     }
+    // A handover has the bytes of two programs, of which one is away; where the host has room, segments need not change hands
+    // then.
+    let two = args.what.is_empty() || args.what.contains(&Bench::Handover);
+    let spare = spare_host_memory(card, sim, &HostMemory::read());
+    let moved = if two && Bytes(bytes.0 / 4 * 9) + Bytes::mib(128) <= spare {
+        bytes + bytes
+    } else {
+        bytes
+    };
     // Room for the bytes, and for segments that are begun.
-    let budget = (bytes + Bytes(bytes.0 / 8).max(Bytes::mib(64))).round_down(GRANULE);
-    let left = spare_host_memory(card, sim, &HostMemory::read());
-    if budget > left {
+    let budget = (moved + Bytes(moved.0 / 8).max(Bytes::mib(64))).round_down(GRANULE);
+    if budget > spare {
         return Err(CliError::usage(
-            format!("moving {bytes} needs {budget} of host memory, and {left} can be used"),
+            format!("moving {bytes} needs {budget} of host memory, and {spare} can be used"),
             format!(
                 "lower --bytes to {}",
-                Bytes(left.0 / 5 * 4).round_down(GRANULE).to_quantity()
+                Bytes(spare.0 / 5 * 4).round_down(GRANULE).to_quantity()
             ),
         ));
     }
@@ -207,6 +233,16 @@ fn moves(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, u64)> {
         ],
         wrong,
     ))
+}
+
+/// Takes all of a task's memory, and lets it go on when it likes.
+fn release(stage: &mut Stage, task: &str) -> Result<()> {
+    stage.ask(&Request::Pause {
+        task: task.into(),
+        wait_ms: Some(PAUSE_MS),
+    })?;
+    stage.ask(&Request::Resume { task: task.into() })?;
+    Ok(())
 }
 
 /// Waits until the host memory for it is there, as it is for a program that has run for a while.

@@ -63,6 +63,8 @@ pub(super) struct Link {
     /// To the card.
     #[serde(rename = "in")]
     pub back: Vec<f64>,
+    /// Both at once.
+    pub both: Vec<f64>,
 }
 
 impl Server {

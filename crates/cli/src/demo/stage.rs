@@ -117,7 +117,7 @@ impl Stage {
     }
 
     /// The demo's card in a listing.
-    pub(super) fn card_in<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a DeviceRow> {
+    pub(crate) fn card_in<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a DeviceRow> {
         snapshot
             .devices
             .iter()

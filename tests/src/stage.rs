@@ -196,6 +196,15 @@ impl Stage {
         read_line(&mut BufReader::new(stream)).map_err(|e| format!("{e} ({e:?})"))
     }
 
+    /// Asks the daemon and does not wait for the answer; whoever asked stays on the line until the end of the stage's life.
+    pub fn send(&self, request: &Request) {
+        let mut stream =
+            UnixStream::connect(self.socket_dir().join("ctl.sock")).expect("a daemon that listens");
+        write_line(&mut stream, request).expect("a daemon that reads");
+        // Hanging up would not take it back; the descriptor goes with the test's process.
+        std::mem::forget(stream);
+    }
+
     /// Asks the daemon.
     ///
     /// # Panics

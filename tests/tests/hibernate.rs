@@ -184,7 +184,7 @@ fn stage_with(fault: &str) -> Stage {
 }
 
 #[test]
-fn a_driver_that_refuses_at_any_step_costs_nothing() {
+fn bug_083_085_a_driver_that_refuses_at_any_step_costs_nothing() {
     for (fault, sleeps) in [
         ("cuInit:1:999", false),
         ("cuCheckpointProcessGetState:1:999", false),
@@ -267,6 +267,62 @@ fn a_daemon_killed_meanwhile_is_not_missed() {
     stage.wait_until_empty();
 }
 
+/// A daemon whose helper hangs in a call for a while, and dies meanwhile. What the helper began it finishes by itself.
+fn daemon_killed_in(call: &str, sleeps_first: bool) {
+    let mut stage = Stage::without_daemon(Options::default());
+    let fault = format!("{call}:1:hang=1500");
+    stage.start_daemon_with(&[("EBB_SIM_FAULT", &fault)]);
+    let mut program = stage.run(&["--name", "a"]);
+    program.hold("m", Bytes::mib(32), 7);
+    if sleeps_first {
+        hibernate(&stage, "a").unwrap();
+        program.send("check m 7");
+        await_state(&stage, "a", "waking");
+    } else {
+        stage.send(&Request::Hibernate {
+            task: "a".into(),
+            wait_ms: Some(20_000),
+        });
+        // The helper is at it, or about to be: both are points that a daemon may die at.
+        eventually("the daemon is at it", || match row(&stage, "a").state.as_str() {
+            "hibernating" => Ok(()),
+            other => Err(other.to_owned()),
+        });
+    }
+    stage.kill_daemon();
+    stage.start_daemon();
+    if !sleeps_first {
+        program.send("check m 7");
+    }
+    assert_eq!(program.answer(), Reply::Ok("0".into()), "{call}");
+    // It can be done, and undone, with the new daemon.
+    eventually("the new daemon knows it", || {
+        let snapshot = stage.snapshot();
+        let row = snapshot.tasks.iter().find(|row| row.name == "a");
+        let process = row.and_then(|row| row.processes.first());
+        match process.and_then(|process| process.device) {
+            Some(_) => Ok(()),
+            None => Err(format!("{snapshot:?}")),
+        }
+    });
+    hibernate(&stage, "a").unwrap();
+    assert_eq!(program.wrong("m", 7), 0, "{call}");
+    assert!(program.finish().success(), "{call}");
+    stage.wait_until_empty();
+}
+
+#[test]
+fn a_daemon_killed_amid_a_hibernation_is_not_missed() {
+    daemon_killed_in("cuCheckpointProcessLock", false);
+    daemon_killed_in("cuCheckpointProcessCheckpoint", false);
+}
+
+#[test]
+fn a_daemon_killed_while_it_wakes_a_program_is_not_missed() {
+    daemon_killed_in("cuCheckpointProcessRestore", true);
+    daemon_killed_in("cuCheckpointProcessUnlock", true);
+}
+
 /// A program with children that use the GPU, all in one task.
 fn team(stage: &Stage) -> Vec<Program> {
     let first = stage.task("team", Bytes::ZERO, None, ebb_units::Priority::Normal);
@@ -280,7 +336,7 @@ fn team(stage: &Stage) -> Vec<Program> {
 }
 
 #[test]
-fn a_task_of_several_processes_goes_as_a_whole_or_not_at_all() {
+fn bug_086_a_task_is_away_when_its_slowest_process_is() {
     let stage = Stage::new(Options::default());
     let mut team = team(&stage);
     hibernate(&stage, "team").unwrap();

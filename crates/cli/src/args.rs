@@ -334,6 +334,8 @@ pub(crate) enum Bench {
     Alloc,
     /// From the start of a program to its first kernel
     Start,
+    /// All of a program off the card, contexts included, and back to its next kernel
+    Hibernate,
 }
 
 /// What `ebb bench` measures without a GPU.
@@ -355,6 +357,7 @@ Examples:
   ebb bench --curve --bytes 120Gi
   ebb bench --gpu sim launch alloc --json
   ebb bench start --at-once 100                    a hundred programs at the same moment
+  ebb bench hibernate                              to nothing on the card, beside the driver's checkpoint alone
   ebb bench pool --trace snapshot.pickle           allocators on a recorded trace
   ebb bench disk /var/cache                        the disk tier, on the disk of that folder
 

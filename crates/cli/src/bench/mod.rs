@@ -10,6 +10,7 @@ mod curve;
 pub(crate) mod disk;
 mod figure;
 mod handover;
+mod hibernate;
 pub(crate) mod pool;
 mod server;
 
@@ -94,6 +95,20 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     }
     if wanted(Bench::Launch) || wanted(Bench::Alloc) {
         calls(&mut stage, args.rounds, &wanted, &mut report.figures)?;
+    }
+    if wanted(Bench::Hibernate) {
+        match hibernate::hibernate(&mut stage, args.rounds) {
+            Ok((figures, wrong)) => {
+                report.figures.extend(figures);
+                report.mismatches += wrong;
+            }
+            // Not every driver can, and then the others are measured all the same.
+            Err(error) if args.what.is_empty() => {
+                unsay();
+                anstream::eprintln!("not measured: hibernate: {error}");
+            }
+            Err(error) => return Err(error),
+        }
     }
     if wanted(Bench::Start) {
         match args.at_once {

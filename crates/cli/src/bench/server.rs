@@ -87,6 +87,11 @@ impl Server {
         })
     }
 
+    /// Its process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a command and waits for its answer.
     pub(super) fn ask<T: DeserializeOwned>(&mut self, line: &str) -> Result<T> {
         let dead = || CliError::failed(format!("a worker ended before it answered `{line}`"));

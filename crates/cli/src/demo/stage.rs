@@ -169,6 +169,17 @@ impl Stage {
         Ok(command)
     }
 
+    /// The helper for the driver's checkpoint, as the daemon starts it.
+    pub(crate) fn checkpoint_helper(&self) -> Result<Command> {
+        let exe = std::env::current_exe()
+            .map_err(|error| CliError::failed(format!("cannot find my own program: {error}")))?;
+        let mut command = Command::new(exe);
+        command.arg(ebb_node::checkpoint::COMMAND);
+        environment(&mut command, &self.folder, self.sim.as_deref());
+        command.env_remove("CUDA_VISIBLE_DEVICES");
+        Ok(command)
+    }
+
     fn finish_command(&self, mut command: Command, steps: u32, seed: u32) -> Command {
         command.args(["--bytes", &self.bytes_per_job.0.to_string()]);
         command.args(["--steps", &steps.to_string(), "--seed", &seed.to_string()]);

@@ -33,6 +33,8 @@ pub(super) enum Timer {
     Sleep(TaskId),
     /// Time to look for idle tasks.
     Sleepy,
+    /// Helpers may have had nothing to do for long.
+    Helpers,
     /// Accepting may work again.
     Accept,
     Idle,
@@ -85,6 +87,7 @@ impl Driver {
                 Timer::Shares => self.shares_overdue(),
                 Timer::Sleep(task) => self.sleep_due(task),
                 Timer::Sleepy => self.hibernate_idle(),
+                Timer::Helpers => self.end_idle_helpers(),
                 Timer::Accept => {
                     self.accept_layers();
                     self.accept_controls();

@@ -82,6 +82,8 @@ fn read_classes(text: &str) -> Vec<[String; 3]> {
         let how = |how: &str| match how {
             "gate" | "sync" => "waits until the memory is on the card".to_owned(),
             "own" => "handled by ebb".to_owned(),
+            "held" => "as it is; wakes a hibernated process first".to_owned(),
+            "bars" => "as it is; the process cannot be hibernated after it".to_owned(),
             "pass" => "the driver's, untouched".to_owned(),
             other => other.to_owned(),
         };

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use ebb_units::{Bytes, TaskId};
 
-use super::{DRIVER_BYTES_PER_SECOND, DRIVER_WAIT, Stage, Tool};
+use super::{DRIVER_BYTES_PER_SECOND, DRIVER_WAIT, KEEP_HELPER, Stage, Tool};
 use crate::checkpoint::{Helper, Line};
 use crate::driver::Driver;
+use crate::driver::timers::Timer;
 use crate::say;
 
 impl Driver {
@@ -38,6 +39,7 @@ impl Driver {
                             task: None,
                             ready: false,
                             owner,
+                            idle_since: self.now(),
                         };
                         self.sleeps.tools.insert(id, tool);
                         id
@@ -59,32 +61,37 @@ impl Driver {
         self.sleeps.moved.insert(task);
     }
 
-    /// The helper is not needed at present. One of each user stays: it has loaded the driver, which takes a while.
+    /// The helper is not needed at present. One of each user stays for a while: it has loaded the driver, which takes longer than
+    /// what it is told.
     pub(super) fn let_helper_go(&mut self, task: TaskId) {
-        let Some(id) = self
-            .sleeps
-            .tasks
-            .get_mut(&task)
-            .and_then(|sleep| sleep.helper.take())
-        else {
+        let now = self.now();
+        let sleep = self.sleeps.tasks.get_mut(&task);
+        let Some(id) = sleep.and_then(|sleep| sleep.helper.take()) else {
             return;
         };
-        let Some(owner) = self.sleeps.tools.get_mut(&id).map(|tool| {
-            tool.task = None;
-            tool.owner
-        }) else {
+        let Some(tool) = self.sleeps.tools.get_mut(&id) else {
             return;
         };
+        (tool.task, tool.idle_since) = (None, now);
+        let owner = tool.owner;
         let spare = |(other, tool): (&u64, &Tool)| *other != id && tool.task.is_none() && tool.owner == owner;
-        let needed = self
-            .sleeps
-            .tasks
-            .values()
-            .any(|sleep| sleep.stage == Stage::Asleep);
-        if !needed || self.sleeps.tools.iter().any(spare) {
+        if self.sleeps.tools.iter().any(spare) {
             // Dropped: it ends when it reads the end of its input.
             self.sleeps.tools.remove(&id);
+        } else {
+            self.after(KEEP_HELPER, Timer::Helpers);
         }
+    }
+
+    /// Lets helpers end that have had nothing to do for long, but for users of whom a task sleeps.
+    pub(in crate::driver) fn end_idle_helpers(&mut self) {
+        let now = self.now();
+        let asleep = self.sleeps.tasks.keys().filter_map(|task| self.tasks.get(task));
+        let owners: BTreeSet<u32> = asleep.map(|task| task.owner).collect();
+        self.sleeps.tools.retain(|_, tool| {
+            let idle = tool.task.is_none() && now.since(tool.idle_since) >= KEEP_HELPER;
+            !idle || owners.contains(&tool.owner)
+        });
     }
 
     pub(super) fn drop_helper(&mut self, id: u64) {

@@ -54,6 +54,8 @@ const RETRY: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// A task that was not to be hibernated is not tried again unasked for so long.
 const LEAVE_ALONE: Duration = Duration::from_secs(60);
+/// How long a helper without work is kept, so that the next task need not wait for the driver to be loaded.
+const KEEP_HELPER: Duration = Duration::from_secs(60);
 /// How often idle tasks are looked at.
 const LOOK: Duration = Duration::from_millis(500);
 /// Asks that are made here and not by a library.
@@ -77,6 +79,8 @@ enum Stage {
 struct Parked {
     lease: Bytes,
     overhead: Bytes,
+    /// The part of the overhead that NVML saw and its library did not.
+    extra: Bytes,
     /// The ask for all of it, while room is made.
     ask: u64,
     granted: Bytes,
@@ -148,6 +152,8 @@ struct Tool {
     task: Option<TaskId>,
     ready: bool,
     owner: u32,
+    /// Since when it has nothing to do.
+    idle_since: Time,
 }
 
 /// All of it.
@@ -355,12 +361,13 @@ impl Driver {
                     };
                     return self.give_up_sleep(task, &why, fix);
                 }
-                if !ready || sleep.members.values().any(|member| member.answer.is_none()) {
+                if sleep.members.values().any(|member| member.answer.is_none()) {
                     return;
                 }
                 if sleep.stage == Stage::Asking {
+                    // The helper loads the driver meanwhile.
                     self.evict_to_sleep(task);
-                } else {
+                } else if ready {
                     let limit = u64::try_from(sleep.wait.as_millis()).unwrap_or(u64::MAX);
                     if let Some(sleep) = self.sleeps.tasks.get_mut(&task) {
                         sleep.stage = Stage::Down;
@@ -509,6 +516,9 @@ impl Driver {
             let Some(client) = self.client_mut(peer, device).map(|client| client.id) else {
                 continue;
             };
+            if let Some(client) = self.client_mut(peer, device) {
+                client.extra = parked.extra;
+            }
             self.feed(Event::BecameOverhead {
                 client,
                 bytes: parked.overhead,

@@ -68,9 +68,15 @@ impl Driver {
     pub(super) fn park(&mut self, task: TaskId) {
         let clients = self.parked(task);
         for (peer, device, parked) in clients {
-            let Some(client) = self.client_mut(peer, device).map(|client| client.id) else {
+            let Some(known) = self.client_mut(peer, device) else {
                 continue;
             };
+            let (client, extra) = (known.id, std::mem::take(&mut known.extra));
+            let sleep = self.sleeps.tasks.get_mut(&task);
+            let member = sleep.and_then(|sleep| sleep.members.get_mut(&peer));
+            if let Some(parked) = member.and_then(|member| member.parked.get_mut(&device)) {
+                parked.extra = extra;
+            }
             self.mark(peer);
             self.feed_usage(peer, device);
             if !parked.lease.is_zero() {

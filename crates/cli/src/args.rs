@@ -107,6 +107,13 @@ pub(crate) enum Command {
         after_help = "Examples: the daemon starts it."
     )]
     CheckpointHelper,
+    /// Becomes a program that ends with the one who started it
+    #[command(
+        hide = true,
+        name = "supervised",
+        after_help = "Examples: `ebb run --restart` starts it."
+    )]
+    Supervised(SupervisedArgs),
 }
 
 /// `ebb run`.
@@ -117,6 +124,8 @@ Examples:
   ebb run --request 20Gi --limit 60Gi --priority high -- python train.py --epochs 3
   ebb run --idle-release 30s -- jupyter lab        memory leaves the card while nobody computes
   ebb run --gpu sim -- ./my-cuda-program           on the simulated GPU
+  ebb run --checkpoint signal --restart always -- python train.py
+                                                   gives way when it must, and goes on from its own checkpoint
 
 Exit status: the program's own; 2 if something has to be changed first, 126 if the program cannot be run, 127 if it
 is not there.")]
@@ -146,12 +155,60 @@ pub(crate) struct RunArgs {
     /// Take only what nobody holds: an allocation without room fails at once, nobody is evicted for it
     #[arg(long)]
     pub strict: bool,
+    /// How the program saves itself when it is to give way: a shell command (with EBB_PID, EBB_TASK), `signal` (SIGUSR1), or `hibernate`
+    #[arg(long, value_name = "WAY", value_parser = parse_checkpoint)]
+    pub checkpoint: Option<CheckpointWay>,
+    /// When the program is started again, once there is room: it ran out of memory, it gave way, or whenever it fails
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub restart: Option<Restart>,
     /// Run the program even if no GPU driver is found
     #[arg(long)]
     pub allow_no_gpu: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     #[arg(value_hint = ValueHint::CommandWithArguments)]
+    pub program: Vec<OsString>,
+}
+
+/// How a program saves itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CheckpointWay {
+    /// A command for `sh -c`.
+    Command(String),
+    /// SIGUSR1; the program saves itself and ends.
+    Signal,
+    /// Nothing of its own is needed.
+    Hibernate,
+}
+
+fn parse_checkpoint(text: &str) -> Result<CheckpointWay, String> {
+    match text.trim() {
+        "" => Err("write a shell command, `signal` or `hibernate`".into()),
+        "signal" => Ok(CheckpointWay::Signal),
+        "hibernate" => Ok(CheckpointWay::Hibernate),
+        command => Ok(CheckpointWay::Command(command.into())),
+    }
+}
+
+/// When a program is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Restart {
+    /// After it ended for want of memory
+    OnOom,
+    /// After it gave way to others
+    OnPreempt,
+    /// After both, and whenever it fails
+    Always,
+}
+
+/// What a supervised program is started by.
+#[derive(Debug, Args)]
+pub(crate) struct SupervisedArgs {
+    /// What it is called as
+    #[arg(long)]
+    pub name: OsString,
+    /// The program's file and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
 }
 

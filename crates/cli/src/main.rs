@@ -68,6 +68,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Completions(args) => commands::manual::completions(args),
         Command::Man(args) => commands::manual::man(args),
         Command::Version(args) => commands::version::version(global, args),
+        Command::Supervised(args) => commands::supervise::become_program(args),
         Command::CheckpointHelper => Ok(ebb_node::checkpoint::run(
             std::io::stdin().lock(),
             std::io::stdout().lock(),

@@ -54,3 +54,37 @@ fn a_rule_notifies_and_takes_what_it_says() {
     );
     daemon.stop();
 }
+
+#[test]
+fn who_is_refused_or_has_to_give_way_can_hear_of_it() {
+    use ebb_protocol::control::{Answer, Payload, Request, TaskNews};
+    let dir = tempfile::Builder::new().prefix("ebb-n").tempdir().unwrap();
+    let rule = "rule = [{ name = \"batch\", when = \"device.used > 60%\", do = [\"checkpoint train\"] }]\n";
+    let daemon = TestDaemon::start(dir.path(), rule);
+    let train = daemon.task("train", Bytes::ZERO, Some(Bytes::gib(8)));
+    let mut client = daemon.client(train);
+    client.attach(CARD, Bytes::ZERO, Bytes::ZERO);
+    let news = || -> TaskNews {
+        match daemon.ask(&Request::News { task: "train".into() }) {
+            Answer::Ok(Payload::News(news)) => news,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(news(), TaskNews::default());
+    assert!(!client.alloc(Bytes::gib(9)), "beyond its limit");
+    let after = news();
+    assert_eq!((after.denials, after.give_way_ms), (1, None));
+    let report = after.report.unwrap();
+    for part in [
+        "`train` was refused memory",
+        "would pass its limit of 8 GiB",
+        "the card:",
+        "what to change: a higher --limit",
+    ] {
+        assert!(report.contains(part), "{report}");
+    }
+    assert!(client.alloc(Bytes::gib(7)));
+    daemon.until("it is told to give way", |_| news().give_way_ms.is_some());
+    assert_eq!(news().give_way_ms, None, "once");
+    daemon.stop();
+}

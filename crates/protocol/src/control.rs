@@ -56,6 +56,11 @@ pub enum Request {
         /// New priority.
         priority: Option<Priority>,
     },
+    /// What happened to a task that whoever runs it should know. What is told to give way is told once.
+    News {
+        /// Which.
+        task: String,
+    },
     /// What is intercepted and releasable in one process.
     Doctor {
         /// The process as the daemon sees it.
@@ -140,11 +145,24 @@ pub enum Payload {
         /// The layer's own report; `None` if it did not answer.
         report: Option<serde_json::Value>,
     },
+    /// To [`Request::News`].
+    News(TaskNews),
     /// To everything else.
     Done {
         /// A sentence for a person.
         message: String,
     },
+}
+
+/// What happened to a task.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskNews {
+    /// It is to save itself and give way within so many milliseconds.
+    pub give_way_ms: Option<u64>,
+    /// Allocations that were refused for good so far.
+    pub denials: u64,
+    /// Of the last of these: who held what, why it did not fit, and what to change.
+    pub report: Option<String>,
 }
 
 /// Everything that can be shown.

@@ -7,6 +7,7 @@ pub(crate) mod manual;
 pub(crate) mod ps;
 pub(crate) mod run;
 pub(crate) mod simulate;
+pub(crate) mod supervise;
 pub(crate) mod task;
 pub(crate) mod top;
 pub(crate) mod version;

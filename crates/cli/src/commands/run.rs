@@ -11,6 +11,7 @@ use ebb_units::TaskId;
 
 use crate::args::{Global, Gpu, IdleRelease, RunArgs};
 use crate::client::{Client, NoDaemon, own_folder, sim_folder, unexpected};
+use crate::commands::supervise;
 use crate::error::{CliError, Result};
 use crate::program::{NOT_EXECUTABLE, NOT_FOUND};
 use crate::{background, driver, library, program};
@@ -45,24 +46,42 @@ pub(crate) fn run(global: &Global, args: &RunArgs) -> Result<()> {
     if std::env::var_os(ENV_SWITCH).is_some_and(|value| value == "off") {
         warn("EBB=off is set: the library does nothing");
     }
-    let (_, token) = create_task(&mut client, args)?;
+    let (task, token) = create_task(&mut client, args)?;
+    let supervised = args.checkpoint.is_some() || args.restart.is_some();
+    let folder = std::path::absolute(client.folder()).unwrap_or_else(|_| client.folder().into());
+    let prepare = |command: &mut Command| {
+        command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD")));
+        command.env(ENV_SOCKET_DIR, &folder);
+        command.env(ENV_TOKEN, &token);
+        if args.strict {
+            command.env(ENV_STRICT, "1");
+        }
+        if let Some(sim) = &sim {
+            command.env(
+                "LD_LIBRARY_PATH",
+                in_front(sim, std::env::var_os("LD_LIBRARY_PATH")),
+            );
+        }
+    };
+    if supervised {
+        let plan = supervise::Plan {
+            task,
+            checkpoint: args.checkpoint.as_ref(),
+            restart: args.restart,
+        };
+        let own = std::env::current_exe()
+            .map_err(|e| CliError::failed(format!("the path of ebb itself is not known: {e}")))?;
+        return supervise::supervise(&mut client, &plan, || {
+            let mut command = Command::new(&own);
+            command.arg("supervised").arg("--name").arg(name).arg("--");
+            command.arg(&path).args(&args.program[1..]);
+            prepare(&mut command);
+            command
+        });
+    }
     let mut command = Command::new(&path);
     command.arg0(name).args(&args.program[1..]);
-    command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD")));
-    command.env(
-        ENV_SOCKET_DIR,
-        std::path::absolute(client.folder()).unwrap_or_else(|_| client.folder().into()),
-    );
-    command.env(ENV_TOKEN, token);
-    if args.strict {
-        command.env(ENV_STRICT, "1");
-    }
-    if let Some(sim) = sim {
-        command.env(
-            "LD_LIBRARY_PATH",
-            in_front(&sim, std::env::var_os("LD_LIBRARY_PATH")),
-        );
-    }
+    prepare(&mut command);
     widen_descriptor_table();
     let error = command.exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound {

@@ -301,6 +301,9 @@ impl Driver {
             } => self.with_task(id, &task, |this, task| {
                 this.change(task, limit, request, priority)
             }),
+            Request::News { task } => {
+                self.with_task(id, &task, |this, task| Reply::Now(this.tell_news(task)))
+            }
             Request::Doctor { pid } => self.doctor(id, pid),
             Request::Shutdown => {
                 let uid = self.controls.get(&id).map_or(u32::MAX, |conn| conn.cred.uid);

@@ -10,6 +10,7 @@ mod disk;
 mod estates;
 mod ipc;
 mod memory;
+mod news;
 mod peers;
 mod rules;
 mod sleep;
@@ -129,6 +130,7 @@ pub(crate) struct Driver {
     state_dirty: bool,
     state_sequence: u64,
 
+    news: BTreeMap<TaskId, news::News>,
     rules: crate::rules::Engine,
     rules_timed: bool,
     notices: Option<Worker<(crate::rules::NotifyConfig, crate::rules::notify::News)>>,
@@ -221,6 +223,7 @@ impl Driver {
             state_trouble: None,
             state_dirty: false,
             state_sequence: 0,
+            news: BTreeMap::new(),
             rules: crate::rules::Engine::default(),
             rules_timed: false,
             notices: None,
@@ -458,7 +461,12 @@ impl Driver {
                 client,
                 by,
                 within_ms,
-            } => say::info!("{client} gives way to {by} in {within_ms} ms"),
+            } => {
+                say::info!("{client} gives way to {by} in {within_ms} ms");
+                if let Some(task) = self.task_of_client(client) {
+                    self.give_way(task, Duration::from_millis(within_ms));
+                }
+            }
             Action::BringBack { client } => {
                 if let Some((peer, device)) = self.clients.get(&client).copied() {
                     self.send(peer, &ToLayer::BringBack { device: device.0 }, Vec::new());
@@ -517,6 +525,7 @@ impl Driver {
         }
         if last {
             self.totals.denials += 1;
+            self.note_denial(client, why);
         }
         say::debug!("{client} is denied {ask}: {why}");
         let reason = match why {

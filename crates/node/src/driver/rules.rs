@@ -98,6 +98,11 @@ impl Driver {
                 }),
                 Deed::Pause(whom) => self.pause_by_rule(whom, true),
                 Deed::Resume(whom) => self.pause_by_rule(whom, false),
+                Deed::Checkpoint(whom) => {
+                    for task in self.meant(whom) {
+                        self.give_way(task, super::news::BY_RULE);
+                    }
+                }
                 Deed::Notify => self.notify(News {
                     rule: rule.name.clone(),
                     device: card.clone(),

@@ -34,6 +34,8 @@ pub enum Deed {
     Pause(String),
     /// And may run again.
     Resume(String),
+    /// A task, or all of a priority, saves itself in its own way and gives way (`ebb run --checkpoint`).
+    Checkpoint(String),
     /// Whoever is to be notified hears of it.
     Notify,
 }
@@ -56,9 +58,12 @@ impl std::str::FromStr for Deed {
                 .map_err(|_| format!("`{text}`: after shrink stands high, normal or low")),
             ("pause", rest) if !rest.is_empty() => Ok(Self::Pause(rest.into())),
             ("resume", rest) if !rest.is_empty() => Ok(Self::Resume(rest.into())),
-            ("pause" | "resume", _) => Err(format!("`{text}`: which task, or which priority?")),
+            ("checkpoint", rest) if !rest.is_empty() => Ok(Self::Checkpoint(rest.into())),
+            ("pause" | "resume" | "checkpoint", _) => {
+                Err(format!("`{text}`: which task, or which priority?"))
+            }
             _ => Err(format!(
-                "`{text}` is nothing that can be done; write trim, shrink PRIORITY, pause TASK, resume TASK or notify"
+                "`{text}` is nothing that can be done; write trim, shrink PRIORITY, pause TASK, resume TASK, checkpoint TASK or notify"
             )),
         }
     }
@@ -71,6 +76,7 @@ impl std::fmt::Display for Deed {
             Self::Shrink(priority) => write!(f, "shrink {}", priority.as_str()),
             Self::Pause(task) => write!(f, "pause {task}"),
             Self::Resume(task) => write!(f, "resume {task}"),
+            Self::Checkpoint(task) => write!(f, "checkpoint {task}"),
             Self::Notify => f.write_str("notify"),
         }
     }
@@ -290,7 +296,14 @@ mod tests {
 
     #[test]
     fn deeds_are_read_and_written() {
-        for text in ["trim", "shrink low", "pause batch", "resume batch", "notify"] {
+        for text in [
+            "trim",
+            "shrink low",
+            "pause batch",
+            "resume batch",
+            "checkpoint batch",
+            "notify",
+        ] {
             assert_eq!(text.parse::<Deed>().unwrap().to_string(), text);
         }
         for text in ["shrink", "shrink big", "pause", "explode", ""] {

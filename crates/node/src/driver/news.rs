@@ -1,0 +1,115 @@
+//! What whoever runs a task should know: that it is to give way, and why memory was refused to it.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use ebb_policy::{DenyReason, Time};
+use ebb_protocol::control::{Answer, Payload, TaskNews};
+use ebb_units::{Bytes, ClientId, TaskId};
+
+use super::Driver;
+
+/// How long a task has to save itself when the operator wants it to give way.
+pub(super) const BY_RULE: Duration = Duration::from_secs(30);
+
+/// What is kept of a task until it is asked for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct News {
+    give_way: Option<Time>,
+    denials: u64,
+    report: Option<String>,
+}
+
+impl Driver {
+    /// A task is to save itself.
+    pub(super) fn give_way(&mut self, task: TaskId, within: Duration) {
+        let at = self.now().after(within);
+        let news = self.news.entry(task).or_default();
+        news.give_way = Some(news.give_way.map_or(at, |before| before.min(at)));
+    }
+
+    pub(super) fn task_of_client(&self, client: ClientId) -> Option<TaskId> {
+        let (peer, _) = self.clients.get(&client)?;
+        Some(self.peers.get(peer)?.task)
+    }
+
+    /// An allocation was refused for good: the program will hear of no memory, and may end for it.
+    pub(super) fn note_denial(&mut self, client: ClientId, why: DenyReason) {
+        let Some(task) = self.task_of_client(client) else {
+            return;
+        };
+        let report = self.report_denial(task, client, why);
+        let news = self.news.entry(task).or_default();
+        news.denials += 1;
+        news.report = Some(report);
+    }
+
+    fn report_denial(&self, task: TaskId, client: ClientId, why: DenyReason) -> String {
+        let view = self.arbiter.snapshot();
+        let device = self.clients.get(&client).map(|(_, device)| *device);
+        let name = |id: TaskId| {
+            self.tasks
+                .get(&id)
+                .map_or_else(|| id.to_string(), |t| format!("{id} `{}`", t.name))
+        };
+        let mut text = format!("{} was refused memory: {why}\n", name(task));
+        if let Some(card) = view.devices.iter().find(|d| Some(d.device) == device) {
+            let _ = writeln!(
+                text,
+                "the card: {} for tasks, {} of programs outside ebb, {} free",
+                card.capacity, card.unmanaged, card.free
+            );
+            for t in &view.tasks {
+                let on = t.clients.iter().filter(|c| c.device == card.device);
+                let (mut held, mut away, mut state) = (Bytes::ZERO, Bytes::ZERO, Vec::new());
+                for c in on {
+                    held = held.saturating_add(c.lease).saturating_add(c.overhead);
+                    away = away.saturating_add(c.evicted);
+                    state.push(c.state.as_str());
+                }
+                if state.is_empty() {
+                    continue;
+                }
+                state.dedup();
+                let _ = writeln!(
+                    text,
+                    "  {}: {held} on the card, {away} in host memory, request {}, {}",
+                    name(t.task),
+                    t.request,
+                    state.join(", ")
+                );
+            }
+        }
+        text += match why {
+            DenyReason::OverLimit { .. } => {
+                "what to change: a higher --limit (`ebb limit` while it runs), or a smaller batch"
+            }
+            DenyReason::NeverFits { .. } => {
+                "what to change: a smaller batch or a larger card; others that keep what they requested while they idle \
+                 (idle_release = off) could lend it"
+            }
+            DenyReason::Deadlock { .. } => {
+                "what to change: requests (--request) for the tasks that share memory with others, so that they do not all \
+                 wait with what they hold"
+            }
+            DenyReason::TimedOut => {
+                "what to change: a longer policy.alloc_wait_max, or a request (--request) for it"
+            }
+        };
+        text
+    }
+
+    /// What happened to a task; that it is to give way is told once.
+    pub(super) fn tell_news(&mut self, task: TaskId) -> Answer {
+        let tasks = &self.tasks;
+        self.news.retain(|id, _| tasks.contains_key(id));
+        let now = self.now();
+        let news = self.news.entry(task).or_default();
+        let left = news.give_way.take().map(|at| at.since(now).as_millis());
+        Answer::Ok(Payload::News(TaskNews {
+            give_way_ms: left.map(|ms| u64::try_from(ms).unwrap_or(u64::MAX)),
+            denials: news.denials,
+            report: news.report.clone(),
+        }))
+    }
+}

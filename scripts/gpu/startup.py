@@ -28,10 +28,11 @@ def crowd(command, ours, count):
             if took is None and child.poll() is not None:
                 running[child] = 1e3 * (time.monotonic() - began)
         time.sleep(0.002)
-    failed = sum(child.returncode != 0 for child in running)
+    codes = [child.returncode for child in running if child.returncode != 0]
+    failed = len(codes)
     if failed:
         log.seek(0)
-        kit.note(f"--- crowd: {failed} failed\n{log.read()[-4000:]}")
+        kit.note(f"--- crowd: {failed} failed, with {codes}\n{log.read()[-4000:]}")
     return time.monotonic() - began, statistics.median(running.values()), failed
 
 

@@ -47,6 +47,26 @@ fn settled(tool: &mut Look, what: &str, wanted: impl Fn(&Value) -> bool) -> Valu
     })
 }
 
+/// What a context took is told by the daemon. A hundred programs that start NVML at the same moment wait for each other, and a program that ends while
+/// a thread of its is starting NVML can die of that.
+#[test]
+fn a_program_under_a_daemon_starts_no_nvml_of_its_own() {
+    let stage = Stage::new(Options::default());
+    let mut program = job(&stage, &[]);
+    program.ask("open 0");
+    assert_eq!(program.ask(&format!("alloc {}", 20 * MIB)), 0);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid())).expect("its maps");
+    assert!(
+        maps.contains("libebb.so") && !maps.contains("libnvidia-ml"),
+        "{maps}"
+    );
+    // The context is known all the same.
+    let expected = json!([[program.pid(), 24 * MIB]]);
+    settled(&mut program, "the context is counted", |seen| {
+        seen[0]["used"] == 24 * MIB && seen[0]["processes"]["Compute"] == expected
+    });
+}
+
 #[test]
 fn nvml_inside_a_task_shows_the_task() {
     let stage = Stage::new(Options::default());

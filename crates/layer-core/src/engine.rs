@@ -670,6 +670,12 @@ impl Engine {
         !self.core.config.strict && self.may_be_served()
     }
 
+    /// Whether the daemon that serves this process sees what processes have on cards.
+    #[must_use]
+    pub fn daemon_sees_processes(&self) -> bool {
+        !self.core.is_child() && self.core.link.can(ebb_protocol::wire::feature::HELD)
+    }
+
     /// Whether a daemon serves this process, or may do so in a moment.
     #[must_use]
     pub fn may_be_served(&self) -> bool {

@@ -41,8 +41,8 @@ impl AsFd for Waker {
 /// What a worker has to say.
 #[derive(Debug)]
 pub(crate) enum FromWorker {
-    /// The cards at this moment, or why nobody knows.
-    Cards(Result<Vec<Card>, NvmlError>),
+    /// The cards, or why nobody knows; read after all pokes up to this number.
+    Cards(Result<Vec<Card>, NvmlError>, u64),
     /// A segment that was prepared, or why not.
     Segment(Prepared),
     /// What the disk tier did.
@@ -164,16 +164,17 @@ impl<T> Drop for Worker<T> {
     }
 }
 
-/// Asks NVML once a second, and at once when poked.
-pub(crate) fn watch_cards(path: std::path::PathBuf, answers: Answers) -> std::io::Result<Worker<()>> {
-    Worker::start("ebb-nvml", false, move |pokes: Receiver<()>| {
+/// Asks NVML once a second, and at once when poked, by numbers that grow.
+pub(crate) fn watch_cards(path: std::path::PathBuf, answers: Answers) -> std::io::Result<Worker<u64>> {
+    Worker::start("ebb-nvml", false, move |pokes: Receiver<u64>| {
+        let mut poked = 0;
         let (mut nvml, mut suspects) = (None, crate::suspect::Memory::default());
         loop {
             if nvml.is_none() {
                 match Nvml::load(&path) {
                     Ok(loaded) => nvml = Some(loaded),
                     Err(e) => {
-                        if !answers.send(FromWorker::Cards(Err(e))) {
+                        if !answers.send(FromWorker::Cards(Err(e), poked)) {
                             return;
                         }
                     }
@@ -186,7 +187,7 @@ pub(crate) fn watch_cards(path: std::path::PathBuf, answers: Answers) -> std::io
                     let listed = card.processes.iter().flatten().map(|(pid, _)| *pid);
                     card.facts = suspects.look(listed);
                 }
-                if !answers.send(FromWorker::Cards(sample)) {
+                if !answers.send(FromWorker::Cards(sample, poked)) {
                     return;
                 }
                 // After an error (driver unloaded, say) begin anew.
@@ -197,7 +198,7 @@ pub(crate) fn watch_cards(path: std::path::PathBuf, answers: Answers) -> std::io
             // A driver that is not there will hardly come within the second.
             let pause = Duration::from_secs(if nvml.is_some() { 1 } else { 5 });
             match pokes.recv_timeout(pause) {
-                Ok(()) => while pokes.try_recv().is_ok() {},
+                Ok(number) => poked = pokes.try_iter().last().unwrap_or(number),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }

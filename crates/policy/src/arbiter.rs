@@ -612,7 +612,8 @@ impl Arbiter {
                 before = o.evicted_before;
             }
             c.evicted = c.evicted.max(before.saturating_add(copied));
-            if !copied.is_zero() {
+            // What left without a copy was told before, as what is away.
+            if !copied.is_zero() || c.evicted > before {
                 c.releases += 1;
             }
             let o = open?;

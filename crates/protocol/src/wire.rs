@@ -435,6 +435,9 @@ messages! {
             /// The card.
             device: DeviceUuid,
         }
+        /// What does my process have on a card, by the driver's own account? Asked without a session, on a connection of its own; answered by
+        /// [`ToLayer::Held`] when NVML was read after the question came.
+        41 AskHeld { /** The card, or the slice of one. */ device: DeviceUuid }
         /// Handles of this process carry this name. Memory of it that others opened, as it knows: a daemon that knows better
         /// says so by [`ToLayer::ShareLet`].
         20 ShareName { /** The name. */ name: [u8; 16], /** Numbers of holds. */ lent: Vec<u64> }
@@ -592,6 +595,15 @@ messages! {
             /// Its processes there that the caller can name.
             processes: Vec<WorldProcess>,
         }
+        /// Answer to `AskHeld`.
+        41 Held {
+            /// The card.
+            device: DeviceUuid,
+            /// Whether the daemon sees that card and its processes.
+            known: bool,
+            /// What the process has there; nothing if it is not listed.
+            bytes: Bytes,
+        }
         /// What this daemon can do beyond the first version. Comes right after `Welcome`; from an older daemon it never comes.
         20 Features { /** Bits of [`feature`]. */ bits: u64 }
         /// Somebody opens memory of this process: pin it and hand it out.
@@ -707,6 +719,9 @@ mod tests {
                 .prop_map(|(query, text)| ToDaemon::Report { query, text }),
             (any::<[u8; 32]>(), any::<[u8; 16]>()).prop_map(|(token, device)| ToDaemon::AskWorld {
                 token,
+                device: DeviceUuid(device)
+            }),
+            any::<[u8; 16]>().prop_map(|device| ToDaemon::AskHeld {
                 device: DeviceUuid(device)
             }),
             (any::<[u8; 16]>(), prop::collection::vec(any::<u64>(), 0..9))

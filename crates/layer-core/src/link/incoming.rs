@@ -1,6 +1,7 @@
 //! What the daemon says.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ebb_protocol::ToDaemon;
@@ -24,7 +25,7 @@ fn by_slot(core: &Core, slot: u32) -> Option<Arc<Device>> {
 pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
     match message {
         // `World` answers who asks on a connection of its own.
-        ToLayer::Welcome { .. } | ToLayer::Refused { .. } | ToLayer::World { .. } => {}
+        ToLayer::Welcome { .. } | ToLayer::Refused { .. } | ToLayer::World { .. } | ToLayer::Held { .. } => {}
         ToLayer::Attached {
             uuid,
             device: slot,
@@ -116,6 +117,7 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
             }
         }
         ToLayer::Features { bits } => {
+            core.link.features.store(bits, Ordering::Release);
             if bits & feature::SHARE != 0 {
                 core.share.met(core);
             }

@@ -74,6 +74,8 @@ pub(crate) struct Link {
     dirty: AtomicBool,
     /// The connection that is open, counted from 1; 0 if none.
     epoch: AtomicU64,
+    /// What its daemon can do.
+    features: AtomicU64,
     /// The socket and both ends of the bell once more, for a forked child.
     in_child: [ChildSlot; 3],
     bad_packets: AtomicU64,
@@ -91,6 +93,7 @@ impl Link {
             status_changed: Condvar::new(),
             dirty: AtomicBool::new(false),
             epoch: AtomicU64::new(0),
+            features: AtomicU64::new(0),
             in_child: [const { ChildSlot::new() }; 3],
             bad_packets: AtomicU64::new(0),
             connections: AtomicU64::new(0),
@@ -157,6 +160,11 @@ impl Link {
     /// The connection that is open; 0 if none.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Whether the daemon that is connected can do something.
+    pub(crate) fn can(&self, feature: u64) -> bool {
+        self.epoch() != 0 && self.features.load(Ordering::Acquire) & feature != 0
     }
 
     /// Makes the bell of a new connection. Returns the end to sleep on.

@@ -109,6 +109,7 @@ fn open(path: &Path) -> Result<OurFd, Errno> {
 fn leave(core: &Arc<Core>) {
     let link = &core.link;
     link.epoch.store(0, Ordering::Release);
+    link.features.store(0, Ordering::Release);
     {
         let mut outbox = link.outbox();
         outbox.open = false;

@@ -34,9 +34,8 @@ pub(crate) unsafe extern "C-unwind" fn cuGreenCtxCreate(
         result = unsafe { real::cuGreenCtxCreate(phCtx, desc, dev, flags) };
     }
     // SAFETY: the driver has just written it.
-    match result.is_success().then(|| context_of(unsafe { phCtx.read() })) {
-        Some(Some(mut context)) => lifetime::context_made(&raw mut context, dev, before),
-        _ => lifetime::context_failed(),
+    if let Some(Some(mut context)) = result.is_success().then(|| context_of(unsafe { phCtx.read() })) {
+        lifetime::context_made(&raw mut context, dev, before);
     }
     result
 }

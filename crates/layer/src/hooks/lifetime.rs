@@ -139,7 +139,7 @@ fn has(running: &Running, dev: CUdevice) -> Option<(usize, u64)> {
 /// What the process had on a managed device before something new was made there.
 pub(super) fn before(dev: CUdevice) -> Option<(usize, u64)> {
     with(|running| {
-        if nvml::begin() {
+        if nvml::is_first() {
             // The first context of this process: it had nothing.
             return Some((running.index_of(dev)?, 0));
         }
@@ -165,14 +165,6 @@ pub(super) fn context_made(context: *mut CUcontext, dev: CUdevice, before: Optio
     });
 }
 
-/// There is no context: what began beside it ends before the program goes on.
-pub(super) fn context_failed() {
-    with(|_| {
-        nvml::settle();
-        Some(())
-    });
-}
-
 macro_rules! create {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
         /// # Safety
@@ -189,8 +181,6 @@ macro_rules! create {
             }
             if result.is_success() {
                 context_made(pctx, dev, before);
-            } else {
-                context_failed();
             }
             result
         }
@@ -227,8 +217,6 @@ pub(crate) unsafe extern "C-unwind" fn cuDevicePrimaryCtxRetain(
             running.set_primary(dev, unsafe { pctx.read() });
             Some(())
         });
-    } else {
-        context_failed();
     }
     result
 }

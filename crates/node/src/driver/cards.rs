@@ -100,7 +100,7 @@ impl Driver {
         if self.cards.is_none() {
             return;
         }
-        if let Ok(FromWorker::Cards(cards)) = self.from_workers.recv_timeout(Duration::from_secs(3)) {
+        if let Ok(FromWorker::Cards(cards, _)) = self.from_workers.recv_timeout(Duration::from_secs(3)) {
             self.see_cards(cards);
         }
     }
@@ -108,7 +108,8 @@ impl Driver {
     /// Asks NVML now rather than within the second.
     pub(super) fn look_at_cards(&self) {
         if let Some(worker) = &self.cards {
-            worker.send(());
+            self.pokes.set(self.pokes.get() + 1);
+            worker.send(self.pokes.get());
         }
     }
 

@@ -175,6 +175,7 @@ impl Driver {
                         self.hello(id, &token, &program, resumes);
                     }
                     (_, ToDaemon::AskWorld { token, device }) => self.tell_world(id, &token, device),
+                    (_, ToDaemon::AskHeld { device }) => self.ask_held(id, device),
                     (None, _) => self.bad_packet(id, "it came before a hello"),
                     (Some(_), ToDaemon::Hello { .. }) => self.bad_packet(id, "a second hello"),
                     (Some(peer), message) => self.message(id, peer, message, received.fds),

@@ -64,7 +64,9 @@ impl Shares {
 impl Driver {
     /// What this daemon can do; right after the welcome.
     pub(super) fn tell_features(&mut self, peer: PeerId) {
-        self.send(peer, &ToLayer::Features { bits: feature::SHARE }, Vec::new());
+        let held = if self.sees_processes() { feature::HELD } else { 0 };
+        let bits = feature::SHARE | held;
+        self.send(peer, &ToLayer::Features { bits }, Vec::new());
     }
 
     /// A process says how its handles are called, and which holds on its memory it knows of.

@@ -8,6 +8,7 @@ mod conns;
 mod control;
 mod disk;
 mod estates;
+mod held;
 mod ipc;
 mod memory;
 mod news;
@@ -20,6 +21,7 @@ mod timers;
 mod view;
 mod worlds;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,6 +47,7 @@ use cards::Device;
 use conns::LayerConn;
 use control::ControlConn;
 pub(crate) use disk::DiskTier;
+use held::AskedHeld;
 use peers::Peer;
 use tasks::{Process, Recovery, Retired, Task};
 use timers::Timer;
@@ -141,7 +144,11 @@ pub(crate) struct Driver {
     arena_dirty: bool,
     disk: Option<DiskTier>,
     memory: memory::Following,
-    cards: Option<Worker<()>>,
+    cards: Option<Worker<u64>>,
+    /// How often the cards were asked to be read.
+    pokes: Cell<u64>,
+    /// Who wants to hear what its process has on a card, after which poke.
+    asked_held: Vec<AskedHeld>,
     cards_trouble: Option<String>,
     devices: BTreeMap<DeviceId, Device>,
 
@@ -186,7 +193,7 @@ pub(crate) struct Parts {
     pub arena: Arena,
     pub arena_workers: Worker<Job>,
     pub disk: Option<DiskTier>,
-    pub cards: Option<Worker<()>>,
+    pub cards: Option<Worker<u64>>,
     pub log: Option<EventLog>,
     pub state_worker: Option<Worker<StateFile>>,
     pub saved: StateFile,
@@ -234,6 +241,8 @@ impl Driver {
             disk: parts.disk,
             memory: memory::Following::new(budget),
             cards: parts.cards,
+            pokes: Cell::new(0),
+            asked_held: Vec::new(),
             cards_trouble: None,
             devices: BTreeMap::new(),
             tasks: BTreeMap::new(),
@@ -600,7 +609,10 @@ impl Driver {
     fn hear_workers(&mut self) {
         while let Ok(news) = self.from_workers.try_recv() {
             match news {
-                FromWorker::Cards(cards) => self.see_cards(cards),
+                FromWorker::Cards(cards, poked) => {
+                    self.answer_held(cards.as_deref().unwrap_or_default(), poked);
+                    self.see_cards(cards);
+                }
                 FromWorker::Segment(done) => {
                     let now = self.now();
                     if let Err(e) = self.arena.prepared(now, done) {

@@ -46,6 +46,8 @@ pub(super) struct Client {
     pub extra: Bytes,
     pub asks: BTreeSet<u64>,
     pub orders: BTreeSet<u64>,
+    /// What was away at the end of the last release or restore.
+    away: Bytes,
     /// What the last `Attached` or `Limit` said.
     told: (Bytes, Bytes),
 }
@@ -166,7 +168,7 @@ impl Driver {
     pub(super) fn message(&mut self, conn: ConnId, peer: PeerId, message: ToDaemon, fds: Vec<OwnedFd>) {
         match message {
             // Handled before a session is asked for.
-            ToDaemon::Hello { .. } | ToDaemon::AskWorld { .. } => {}
+            ToDaemon::Hello { .. } | ToDaemon::AskWorld { .. } | ToDaemon::AskHeld { .. } => {}
             ToDaemon::Attach {
                 device,
                 total,
@@ -321,8 +323,12 @@ impl Driver {
                 if !client.orders.remove(&order) {
                     return;
                 }
+                // What left without a copy was told just before, as what is away.
+                let away = client.usage.evicted;
+                let left = !copied.is_zero() || away > client.away;
+                client.away = away;
                 let client = client.id;
-                if !copied.is_zero() {
+                if left {
                     self.totals.releases += 1;
                     self.totals.out_bytes = self.totals.out_bytes.saturating_add(copied);
                     self.totals.out_nanos = self.totals.out_nanos.saturating_add(nanos);
@@ -341,9 +347,11 @@ impl Driver {
                 copied,
                 nanos,
             } => {
-                let Some(client) = self.client_mut(peer, DeviceId(device)).map(|c| c.id) else {
+                let Some(client) = self.client_mut(peer, DeviceId(device)) else {
                     return;
                 };
+                client.away = Bytes::ZERO;
+                let client = client.id;
                 self.totals.restores += 1;
                 self.totals.in_bytes = self.totals.in_bytes.saturating_add(copied);
                 self.totals.in_nanos = self.totals.in_nanos.saturating_add(nanos);
@@ -493,6 +501,7 @@ impl Driver {
                 extra: Bytes::ZERO,
                 asks: BTreeSet::new(),
                 orders: BTreeSet::new(),
+                away: Bytes::ZERO,
                 told: (limit, elsewhere),
             };
             if let Some(peer) = self.peers.get_mut(&peer) {

@@ -31,6 +31,8 @@ pub mod outcome {
 pub mod feature {
     /// Memory is shared between its programs: the messages that begin with `Share`.
     pub const SHARE: u64 = 1;
+    /// It sees what each process has on a card: `AskHeld`.
+    pub const HELD: u64 = 2;
 }
 
 /// How a process stands to a checkpoint by the driver.

@@ -20,7 +20,7 @@ mod processes;
 mod utilisation;
 mod world;
 
-pub(crate) use own::{begin, process_bytes, settle};
+pub(crate) use own::{is_first, process_bytes};
 
 macro_rules! functions {
     (@hook own $place:ident $name:ident) => { Hook($place::$name as *const ()) };
@@ -94,11 +94,6 @@ functions! {
     pass real nvmlInit_v2();
     own private nvmlInternalGetExportTable(table: *mut *const usize, id: *const [u8; 16]);
     own processes nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32);
-}
-
-/// Looks up how NVML is started, which takes the loader's lock. Whether it is there.
-fn can_start() -> bool {
-    NVML.real(Function::nvmlInit_v2 as usize) != 0
 }
 
 /// Addresses of the real functions, 0 while unknown.

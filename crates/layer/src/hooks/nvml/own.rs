@@ -1,16 +1,18 @@
 //! What this process has on a card, by the driver's own account: how the layer sees what contexts and the like take.
 //!
-//! NVML takes 10 to 40 ms to start. It starts on a thread beside the driver's call that makes the first context ([`begin`]), which takes
-//! longer, so that nobody waits for it. Not before: a program that only looks for cards, and forks then, must not leave a child
-//! with half an NVML.
+//! The daemon is asked, which has NVML running. Without one that sees processes NVML starts here, which takes 10 to 40 ms; not before there is
+//! a context, because a program that only looks for cards, and forks then, must not leave a child with half an NVML; and never on a thread
+//! of its own, which the program's end could overtake.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_abi::nvml::*;
 use ebb_units::{Bytes, DeviceUuid};
 
-use super::{can_start, real};
+use super::{real, world};
+use ebb_layer_core::world::Seen;
 
 /// How long one waits for the other thread. It may itself wait for the loader's lock, which the waiting thread may hold.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -88,33 +90,21 @@ fn init() -> bool {
     unsafe { real::nvmlInit_v2() }.is_success()
 }
 
-/// Starts NVML on a thread of its own, once a process. Whether that was now.
-pub(crate) fn begin() -> bool {
-    if !START.claim() {
-        return false;
-    }
-    // Here and not on the thread: it takes a millisecond or less, and the loader's lock may be ours.
-    if !(load() && can_start()) {
-        START.done(false);
-        return true;
-    }
-    let spawned = ebb_layer_core::threads::spawn("ebb-nvml", || {
-        START.done(crate::barrier::run(init).unwrap_or(false));
-    });
-    if spawned.is_err() {
-        START.done(init());
-    }
-    true
-}
-
-/// Waits until NVML has started, if it is about to: a program whose context failed may end or fork now.
-pub(crate) fn settle() {
-    START.went_well(PATIENCE);
+/// Whether a context of this process is being made for the first time.
+pub(crate) fn is_first() -> bool {
+    static FIRST: AtomicBool = AtomicBool::new(true);
+    FIRST.swap(false, Ordering::AcqRel)
 }
 
 /// What this process has on a card, by the driver's own account. `None` where that cannot be known, as in a container
 /// that does not see its processes' numbers, and where it has no context yet.
 pub(crate) fn process_bytes(uuid: DeviceUuid) -> Option<Bytes> {
+    match world::held_here(uuid) {
+        Seen::Bytes(bytes) => return Some(bytes),
+        // What it has is found by the daemon itself within the second or so.
+        Seen::Silent => return None,
+        Seen::Unseen => {}
+    }
     if START.claim() {
         START.done(load() && init());
     }

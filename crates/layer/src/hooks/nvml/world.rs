@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use ebb_abi::nvml::*;
 use ebb_layer_core::Config;
 use ebb_layer_core::host::MmapHost;
-use ebb_layer_core::world::{World, WorldProcess, ask};
+use ebb_layer_core::world::{Seen, World, WorldProcess, ask, held};
 use ebb_units::DeviceUuid;
 
 use super::processes::slice_of;
@@ -56,6 +56,15 @@ pub(super) fn in_task() -> bool {
     }
     let served = || bridge::running().is_some_and(|running| running.engine.may_be_served());
     barrier::run(|| settings().token != [0; 32] || served()).unwrap_or(false)
+}
+
+/// What this process has on a card, by what the daemon sees.
+pub(super) fn held_here(card: DeviceUuid) -> Seen {
+    let served = bridge::running().is_some_and(|running| running.engine.daemon_sees_processes());
+    if !served || barrier::is_off() {
+        return Seen::Unseen;
+    }
+    barrier::run(|| held(settings(), card)).unwrap_or(Seen::Unseen)
 }
 
 /// What the task has on a card. `None`: no task, or no daemon to ask.

@@ -45,10 +45,36 @@ pub(crate) fn run(context: &Shared, count: u32, list: u64, keys: u64, found: u64
     Ok(())
 }
 
+/// The keys of a pair for the four passes, side by side: the processor takes all four at once.
+struct PairKeys {
+    a: [u32; 4],
+    b: [u32; 4],
+}
+
+impl PairKeys {
+    fn new(keys: &[u32]) -> Self {
+        Self {
+            a: [keys[0], keys[2], keys[4], keys[6]],
+            b: [keys[1], keys[3], keys[5], keys[7]],
+        }
+    }
+
+    #[inline(always)]
+    fn add(&self, sums: &mut [u64; 4], a: u32, b: u32) {
+        for pass in 0..4 {
+            let a = u64::from(a.wrapping_add(self.a[pass]));
+            let b = u64::from(b.wrapping_add(self.b[pass]));
+            sums[pass] = sums[pass].wrapping_add(a * b);
+        }
+    }
+}
+
 fn fingerprint(vectors: &[[u32; 4]], keys: &[u32]) -> [u64; 5] {
     let (line_keys, far) = keys.split_at(LINE_KEYS);
     let (step_keys, last_keys) = far.split_at(STEP_KEYS);
+    let line_keys: [PairKeys; 32] = std::array::from_fn(|pair| PairKeys::new(&line_keys[pair * 2..]));
     let mut sums = [0; 4];
+    let mut any = 0;
     for lane in 0..256 {
         let first = lane / 32 * 512 + lane % 32;
         let mut outer = [0; 4];
@@ -56,8 +82,9 @@ fn fingerprint(vectors: &[[u32; 4]], keys: &[u32]) -> [u64; 5] {
             let mut line = [0; 4];
             for place in 0..16 {
                 let [a, b, c, d] = vectors.get(from + place * 32).copied().unwrap_or_default();
-                pair(&mut line, a, b, &line_keys[place * 4..place * 4 + 8]);
-                pair(&mut line, c, d, &line_keys[place * 4 + 2..place * 4 + 10]);
+                any |= a | b | c | d;
+                line_keys[place * 2].add(&mut line, a, b);
+                line_keys[place * 2 + 1].add(&mut line, c, d);
             }
             pairs(&mut outer, line, &step_keys[step * 8..]);
         }
@@ -65,20 +92,11 @@ fn fingerprint(vectors: &[[u32; 4]], keys: &[u32]) -> [u64; 5] {
             pairs(&mut sums, outer, &last_keys[lane * 8..]);
         }
     }
-    let any = vectors.iter().flatten().fold(0, |any, word| any | word);
     [sums[0], sums[1], sums[2], sums[3], u64::from(any)]
-}
-
-#[inline]
-fn pair(sums: &mut [u64; 4], a: u32, b: u32, keys: &[u32]) {
-    for (sum, key) in sums.iter_mut().zip(keys.as_chunks::<2>().0) {
-        let product = u64::from(a.wrapping_add(key[0])) * u64::from(b.wrapping_add(key[1]));
-        *sum = sum.wrapping_add(product);
-    }
 }
 
 fn pairs(outer: &mut [u64; 4], sums: [u64; 4], keys: &[u32]) {
     for (at, sum) in sums.into_iter().enumerate() {
-        pair(outer, sum as u32, (sum >> 32) as u32, &keys[2 * at..2 * at + 8]);
+        PairKeys::new(&keys[2 * at..]).add(outer, sum as u32, (sum >> 32) as u32);
     }
 }

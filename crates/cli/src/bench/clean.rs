@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::figure::{Figure, median};
 use super::server::{Checked, Each, Held, Server, Took};
-use super::{await_arena, release, say, unsay};
+use super::{TURN, await_arena, release, say, unsay};
 use crate::demo::stage::Stage;
 use crate::error::Result;
 
@@ -28,6 +28,7 @@ pub(super) fn clean(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, u64)
     for round in 0..=rounds {
         say(&format!("release of unchanged memory, round {round} of {rounds}"));
         let _: Took = worker.ask("touch")?;
+        std::thread::sleep(TURN);
         let began = Instant::now();
         release(stage, TASK)?;
         if round > 0 {

@@ -9,7 +9,7 @@ use ebb_protocol::control::Request;
 
 use super::figure::Figure;
 use super::server::{Checked, Held, Server, Took};
-use super::{PAUSE_MS, TASK, await_arena, say, unsay};
+use super::{PAUSE_MS, TASK, TURN, await_arena, say, unsay};
 use crate::demo::stage::Stage;
 use crate::error::{CliError, Result};
 
@@ -87,6 +87,7 @@ pub(super) fn hibernate(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, 
     for round in 0..=rounds {
         say(&format!("hibernate and back, round {round} of {rounds}"));
         let _: Took = worker.ask("rewrite")?;
+        std::thread::sleep(TURN);
         let began = Instant::now();
         stage.ask(&Request::Hibernate {
             task: TASK.into(),

@@ -34,6 +34,9 @@ const TASK: &str = "bench";
 const ARENA_PATIENCE: Duration = Duration::from_secs(180);
 /// How long a pause may wait for the worker's work.
 const PAUSE_MS: u64 = 30_000;
+/// A program that was just brought back is owed a turn before it may be paused again (`turn_owed`, and how late its end is seen): that is no time
+/// of the copying.
+const TURN: Duration = Duration::from_millis(250);
 /// The size of the allocation that is timed.
 const ALLOCATION: Bytes = Bytes::mib(64);
 /// Batches of launches, and allocations, of one measurement.
@@ -222,6 +225,7 @@ fn moves(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, u64)> {
     for round in 0..=rounds {
         say(&format!("release and restore, round {round} of {rounds}"));
         let _: Took = worker.ask("rewrite")?;
+        std::thread::sleep(TURN);
         let began = Instant::now();
         stage.ask(&Request::Pause {
             task: TASK.into(),

@@ -61,10 +61,10 @@ impl PairKeys {
 
     #[inline(always)]
     fn add(&self, sums: &mut [u64; 4], a: u32, b: u32) {
-        for pass in 0..4 {
-            let a = u64::from(a.wrapping_add(self.a[pass]));
-            let b = u64::from(b.wrapping_add(self.b[pass]));
-            sums[pass] = sums[pass].wrapping_add(a * b);
+        for (sum, (key_a, key_b)) in sums.iter_mut().zip(self.a.iter().zip(&self.b)) {
+            let a = u64::from(a.wrapping_add(*key_a));
+            let b = u64::from(b.wrapping_add(*key_b));
+            *sum = sum.wrapping_add(a * b);
         }
     }
 }

@@ -173,6 +173,15 @@ impl Stage {
         }
     }
 
+    /// The daemon's process.
+    ///
+    /// # Panics
+    /// If none was started.
+    #[must_use]
+    pub fn daemon_pid(&self) -> u32 {
+        self.daemon.as_ref().expect("a daemon").id()
+    }
+
     /// Whether the daemon still runs.
     pub fn daemon_runs(&mut self) -> bool {
         self.daemon

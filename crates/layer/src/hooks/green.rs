@@ -2,11 +2,33 @@
 //! primary context, which may be there for its sake alone. So it counts as a context of the device from its first moment; memory is not freed
 //! with it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use ebb_abi::*;
 
 use crate::hooks::lifetime::{self, Going};
 use crate::hooks::{capture, with};
 use crate::symbols::real;
+
+/// The contexts that green ones are.
+static ALL: Mutex<Vec<CUcontext>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn all() -> MutexGuard<'static, Vec<CUcontext>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn change(change: impl FnOnce(&mut Vec<CUcontext>)) {
+    let mut all = all();
+    change(&mut all);
+    COUNT.store(all.len(), Ordering::Release);
+}
+
+/// Whether a context is a green one.
+pub(crate) fn is_one(context: CUcontext) -> bool {
+    COUNT.load(Ordering::Acquire) != 0 && all().contains(&context)
+}
 
 /// The context that a green context is to the rest of the interface.
 fn context_of(green: CUgreenCtx) -> Option<CUcontext> {
@@ -35,6 +57,7 @@ pub(crate) unsafe extern "C-unwind" fn cuGreenCtxCreate(
     }
     // SAFETY: the driver has just written it.
     if let Some(Some(mut context)) = result.is_success().then(|| context_of(unsafe { phCtx.read() })) {
+        change(|all| all.push(context));
         lifetime::context_made(&raw mut context, dev, before);
     }
     result
@@ -60,6 +83,7 @@ pub(crate) unsafe extern "C-unwind" fn cuGreenCtxDestroy(hCtx: CUgreenCtx) -> CU
     if let Some((device, context, going)) = gone {
         with(|running| {
             if result.is_success() {
+                change(|all| all.retain(|known| *known != context));
                 if let Some(going) = going {
                     going.gone(running);
                 }

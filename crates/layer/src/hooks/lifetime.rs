@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ebb_abi::*;
 
 use crate::bridge::Running;
-use crate::hooks::{capture, nvml, with};
+use crate::hooks::{capture, green, nvml, with};
 use crate::library::CUDA;
 use crate::symbols::{raw, real};
 use crate::{barrier, bridge};
@@ -246,16 +246,43 @@ impl Going {
     }
 }
 
+/// What became of a context before it is destroyed by name.
+enum Before {
+    /// It is forgotten, and its memory freed.
+    Forgotten(Option<Going>),
+    /// The driver will refuse it.
+    Untouched,
+}
+
 /// Before a context is destroyed by name: its memory is freed while its streams still work.
-fn before_destroy(context: CUcontext) -> Option<Going> {
+fn before_destroy(context: CUcontext) -> Option<Before> {
     with(|running| {
         let device = running.device_of(context)?;
+        if is_held_otherwise(running, device, context) {
+            return Some(Before::Untouched);
+        }
         let index = running.index_of(device)?;
         // The driver would let running work of the context die; ours must not have its memory taken away under it.
         let _ = capture::without_captures(|| running.quiesce(index));
         let took = running.context_goes(context, true);
-        Going::new(running, device, took)
+        Some(Before::Forgotten(Going::new(running, device, took)))
     })
+}
+
+/// Whether a context does not go by its name: the driver refuses to destroy a primary or a green one so, and it stays.
+fn is_held_otherwise(running: &Running, device: CUdevice, context: CUcontext) -> bool {
+    running.primary_of(device) == Some(context) || green::is_one(context)
+}
+
+/// After a context was destroyed by name, whatever kind the driver took it for.
+fn after_destroy(running: &Running, context: CUcontext, before: Before) {
+    match before {
+        Before::Forgotten(Some(going)) => going.gone(running),
+        Before::Forgotten(None) => {}
+        Before::Untouched => {
+            running.context_goes(context, false);
+        }
+    }
 }
 
 macro_rules! destroy {
@@ -264,11 +291,11 @@ macro_rules! destroy {
         /// As the driver's function.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name(ctx: CUcontext) -> CUresult {
-            let going = before_destroy(ctx);
+            let before = before_destroy(ctx);
             // SAFETY: the program's own call.
             let result = unsafe { real::$name(ctx) };
-            if result.is_success() && let Some(going) = going {
-                with(|running| { going.gone(running); Some(()) });
+            if result.is_success() && let Some(before) = before {
+                with(|running| { after_destroy(running, ctx, before); Some(()) });
             }
             result
         }

@@ -120,6 +120,21 @@ pub(super) const ALL: &[Behaviour] = &[
     )
     .fact(&["destroy: SUCCESS", "range: NOT_FOUND", "free: INVALID_VALUE"]),
     Behaviour::new(
+        "context.primary_is_not_destroyed_by_name",
+        "cuCtxDestroy of a primary context, and its memory after it",
+        |t, cu| {
+            let mut primary = CUcontext::NULL;
+            must("cuCtxGetCurrent", cu.cuCtxGetCurrent(&mut primary));
+            let address = cu.alloc(MIB);
+            cu.write(address, &pattern(MIB, 8));
+            let code = cu.cuCtxDestroy_v2(primary);
+            t.code("destroy", code);
+            if code != CUresult::SUCCESS {
+                t.see("bytes", compare(&cu.read(address, MIB), &pattern(MIB, 8)));
+            }
+        },
+    ),
+    Behaviour::new(
         "context.destroyed_gives_memory_back",
         "What a destroyed context held is free again",
         |t, cu| {

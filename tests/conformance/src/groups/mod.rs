@@ -6,6 +6,7 @@ mod copy;
 mod entry;
 mod graph_changes;
 mod graphs;
+mod green;
 mod host;
 mod info;
 mod managed;
@@ -31,6 +32,7 @@ const GROUPS: &[&[Behaviour]] = &[
     entry::ALL,
     graph_changes::ALL,
     graphs::ALL,
+    green::ALL,
     host::ALL,
     info::ALL,
     managed::ALL,

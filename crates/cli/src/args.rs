@@ -452,6 +452,8 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Scenario {
     /// A serving cluster: how many cards it needs when memory leaves idle containers
     Gentd26,
+    /// Trainings and services together, on as many cards as they need with ebb, against static allocation
+    Mixed,
     /// How long to keep models that are not in use: cold requests against idle hours
     Lora,
 }

@@ -9,6 +9,7 @@ pub mod chart;
 #[cfg(test)]
 mod data;
 pub mod keep;
+pub mod mixed;
 pub mod pool;
 pub mod read;
 pub mod serving;

@@ -1,6 +1,7 @@
 //! Reading what others recorded: one module a format.
 
 pub mod gentd;
+pub mod jobs;
 pub mod open;
 pub mod pickle;
 pub mod pool;

@@ -36,6 +36,9 @@ pub struct Setting {
     pub card: Option<Bytes>,
     /// Cards of a node.
     pub per_node: usize,
+    /// Memory of the cards that the operator has, over static allocation: within it a card is turned on when one is needed;
+    /// beyond it only if moving containers does not help.
+    pub pool_share: f64,
     /// How fast bytes move.
     pub speeds: Speeds,
     /// An idle container's bytes leave after so long even if nobody needs the room.
@@ -49,6 +52,7 @@ impl Default for Setting {
         Self {
             card: None,
             per_node: 8,
+            pool_share: 0.575,
             speeds: Speeds::default(),
             idle_release: Duration::from_secs(10),
             seed: 1,
@@ -75,6 +79,8 @@ pub struct Outcome {
     pub busy_gib_hours: f64,
     /// Waits of wakes and moves, seconds, the shortest first.
     pub waits: Vec<f64>,
+    /// What each container waited in all, seconds.
+    pub waited: Vec<f64>,
     /// Wakes that found their bytes on the card.
     pub warm: u64,
     /// Wakes.
@@ -213,6 +219,8 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(recording: &'a Recording, setting: &Setting, card: Bytes) -> Self {
         let count = recording.containers.len();
+        let pool = static_peak(recording).0 as f64 * setting.pool_share / card.0 as f64;
+        let pool = (pool as usize).max(1);
         // One card each is enough, whatever happens.
         let shape = Shape {
             cards: count,
@@ -232,7 +240,7 @@ impl<'a> Run<'a> {
                 ..TaskSpec::default()
             },
             fleet: Fleet::new(shape),
-            placer: Placer::new(count, card, count),
+            placer: Placer::new(count, card, count, pool),
             served: vec![
                 Served {
                     usual: 0.25,
@@ -246,6 +254,7 @@ impl<'a> Run<'a> {
             emptying: vec![false; count],
             out: Outcome {
                 card,
+                waited: vec![0.0; count],
                 ..Outcome::default()
             },
             counted: Time(0),
@@ -281,11 +290,7 @@ impl<'a> Run<'a> {
         let hours = self.recording.period / 3600.0;
         for step in 0..self.recording.steps {
             let containers = &self.recording.containers;
-            let fixed: Bytes = containers
-                .iter()
-                .filter(|c| c.life().contains(&step))
-                .map(|c| c.peak())
-                .sum();
+            let fixed = fixed_at(self.recording, step);
             let busy: Bytes = containers.iter().filter_map(|c| c.in_use(step)).sum();
             self.out.static_peak = self.out.static_peak.max(fixed);
             self.out.busy_peak = self.out.busy_peak.max(busy);
@@ -438,6 +443,7 @@ impl<'a> Run<'a> {
         {
             let wait = self.fleet.now().since(since).as_secs_f64();
             self.out.waits.push(wait);
+            self.out.waited[n] += wait;
         }
     }
 
@@ -448,7 +454,9 @@ impl<'a> Run<'a> {
         self.served[n].busy = false;
         if let Some(since) = self.served[n].waits_since.take() {
             // It gave up before its bytes were there.
-            self.out.waits.push(self.fleet.now().since(since).as_secs_f64());
+            let wait = self.fleet.now().since(since).as_secs_f64();
+            self.out.waits.push(wait);
+            self.out.waited[n] += wait;
         }
         self.placer.idle(n);
         if let Some(who) = self.served[n].who {
@@ -485,6 +493,23 @@ impl<'a> Run<'a> {
             }
         }
     }
+}
+
+/// Static allocation at each container's peak, at the busiest moment.
+fn static_peak(recording: &Recording) -> Bytes {
+    (0..recording.steps)
+        .map(|step| fixed_at(recording, step))
+        .max()
+        .unwrap_or_default()
+}
+
+fn fixed_at(recording: &Recording, step: usize) -> Bytes {
+    recording
+        .containers
+        .iter()
+        .filter(|c| c.life().contains(&step))
+        .map(|c| c.peak())
+        .sum()
 }
 
 /// Hours of a recording.

@@ -2,7 +2,8 @@
 //!
 //! A card is on while somebody on it is busy, or while bytes are still leaving it. Busy containers are packed by two measures,
 //! bytes and GPU time. A container that wakes stays where it is if it still fits there; else it goes to the fullest card that
-//! has room for it. Before one more card is turned on than ever before, up to two containers may be moved to make room.
+//! has room for it. Before one more
+//! card is turned on than the operator has, others move to make room: one or two, two that change places, or a few cards are packed anew.
 
 use ebb_units::Bytes;
 
@@ -30,7 +31,8 @@ pub(super) struct Placer {
     sums: Vec<Load>,
     on: Vec<bool>,
     places: Vec<Place>,
-    most: usize,
+    /// Cards that are there: more are turned on only if nothing else helps.
+    pool: usize,
 }
 
 /// Where a container goes, and who makes room for it.
@@ -46,14 +48,14 @@ const DEEP: usize = 2;
 const ROUNDING: f64 = 1e-9;
 
 impl Placer {
-    pub(super) fn new(cards: usize, card: Bytes, containers: usize) -> Self {
+    pub(super) fn new(cards: usize, card: Bytes, containers: usize, pool: usize) -> Self {
         Self {
             card,
             busy: vec![Vec::new(); cards],
             sums: vec![Load::default(); cards],
             on: vec![false; cards],
             places: vec![Place::default(); containers],
-            most: 0,
+            pool,
         }
     }
 
@@ -155,7 +157,7 @@ impl Placer {
         if let Some(card) = self.fullest(load, not) {
             return card;
         }
-        if self.cards_on() >= self.most
+        if self.cards_on() >= self.pool
             && let Some((card, chain)) = self
                 .by_moves(load, &mut not.into_iter().collect(), DEEP)
                 .or_else(|| self.by_swap(load, not))
@@ -173,7 +175,6 @@ impl Placer {
             .find(|card| !self.on[*card] && Some(*card) != not)
             .unwrap_or(0);
         self.on[card] = true;
-        self.most = self.most.max(self.cards_on());
         card
     }
 

@@ -29,11 +29,12 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<()> {
     }
     let shown = match args.scenario {
         Some(Scenario::Gentd26) => scenarios::gentd26(args)?,
+        Some(Scenario::Mixed) => scenarios::mixed(args)?,
         Some(Scenario::Lora) => scenarios::lora(args)?,
         None => {
             return Err(CliError::usage(
                 "nothing to simulate",
-                "say --scenario gentd26, --scenario lora, or --log FILE",
+                "say --scenario gentd26, mixed or lora, or --log FILE",
             ));
         }
     };

@@ -1,0 +1,51 @@
+//! What jobs are like: measured training configurations, and recorded run times.
+
+use std::path::Path;
+
+use ebb_units::Bytes;
+
+use super::table::{Table, TableError, find, number};
+
+/// A training configuration alone on a card.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Training {
+    /// Bytes of the card that it holds.
+    pub bytes: Bytes,
+    /// Share of the GPU's time that it uses, 0 to 1.
+    pub duty: f64,
+}
+
+/// The measured training configurations.
+///
+/// # Errors
+/// The table is not there, or a line of it is wrong.
+pub fn trainings(data: &Path) -> Result<Vec<Training>, TableError> {
+    let path = find(&data.join("lucid-profiles"), "single_data")?;
+    let mut table = Table::open(&path, ["gpu_util", "gmem"])?;
+    let mut out = Vec::new();
+    while let Some(training) = table.next_as(|[util, mib]| {
+        let util = number(util)?.ok_or("no gpu_util")?;
+        let mib = number(mib)?.ok_or("no gmem")?;
+        Ok(Training {
+            bytes: Bytes((mib.max(1.0) * 1_048_576.0) as u64),
+            duty: (util / 100.0).clamp(0.01, 1.0),
+        })
+    })? {
+        out.push(training);
+    }
+    Ok(out)
+}
+
+/// Recorded run times of jobs, seconds.
+///
+/// # Errors
+/// The table is not there, or a line of it is wrong.
+pub fn run_times(data: &Path) -> Result<Vec<f64>, TableError> {
+    let path = find(&data.join("alibaba-pai-2020"), "philly_runtime")?;
+    let mut table = Table::open(&path, ["runtime"])?;
+    let mut out = Vec::new();
+    while let Some(time) = table.next_as(|[time]| number(time))? {
+        out.extend(time);
+    }
+    Ok(out)
+}

@@ -80,7 +80,7 @@ fn the_same_seed_gives_the_same_run() {
         .unwrap()
     };
     assert_eq!(run(3), run(3));
-    assert_ne!(run(3).waits, run(4).waits);
+    assert_ne!(run(3).card_hours, run(4).card_hours);
 }
 
 /// The recorded cluster, where it is there: some of its busiest hour. The whole is in docs/measurements/lab.md.

@@ -346,6 +346,12 @@ impl Arena {
                 continue;
             };
             drop(state);
+            let at_driver = core.at_driver();
+            if core.is_exiting() {
+                drop(at_driver);
+                state = self.lock();
+                continue;
+            }
             match job {
                 Job::Arrive { id, bytes, fd } => {
                     let began = Instant::now();
@@ -366,7 +372,7 @@ impl Arena {
                 drop(state);
                 let registering = self.registering();
                 for device in core.devices() {
-                    if !device.lock().stop {
+                    if !device.lock().stop && !core.is_exiting() {
                         device.memory.expect_fingerprints();
                     }
                 }

@@ -5,7 +5,7 @@
 //! `streamed` is taken under none of them, and none is taken under it.
 //! No driver call is made under any of them, and no lock is held while waiting for a message.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,8 @@ pub(crate) struct Core {
     child: AtomicBool,
     closed: AtomicBool,
     exiting: AtomicBool,
+    /// Threads of ours at the driver.
+    at_driver: AtomicU32,
 }
 
 impl Core {
@@ -123,6 +125,7 @@ impl Core {
             child: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             exiting: AtomicBool::new(false),
+            at_driver: AtomicU32::new(0),
             config,
         }
     }
@@ -200,12 +203,33 @@ impl Core {
     }
 
     pub(crate) fn is_exiting(&self) -> bool {
-        self.exiting.load(Ordering::Acquire)
+        self.exiting.load(Ordering::SeqCst)
     }
 
     pub(crate) fn exit(&self) {
-        self.exiting.store(true, Ordering::Release);
+        self.exiting.store(true, Ordering::SeqCst);
         self.captures_changed.notify_all();
+    }
+
+    /// A thread of ours goes to the driver by itself, until the answer is dropped. Who then sees [`Self::is_exiting`] and can do without, turns
+    /// back: the driver must not be taken down while it works for us, and `exit` waits for those who did not see it.
+    pub(crate) fn at_driver(&self) -> AtDriver<'_> {
+        self.at_driver.fetch_add(1, Ordering::SeqCst);
+        AtDriver(&self.at_driver)
+    }
+
+    /// Whether any does.
+    #[cfg(test)]
+    pub(crate) fn is_at_driver(&self) -> bool {
+        self.at_driver.load(Ordering::SeqCst) > 0
+    }
+
+    /// Waits until no thread of ours works at the driver, or the deadline.
+    pub(crate) fn await_driver(&self, deadline: Instant) {
+        // No lock: `exit` may have interrupted whoever holds any.
+        while self.at_driver.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The engine is dropped: every thread ends as soon as it can.
@@ -247,5 +271,15 @@ impl Core {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         run()
+    }
+}
+
+/// See [`Core::at_driver`].
+#[derive(Debug)]
+pub(crate) struct AtDriver<'a>(&'a AtomicU32);
+
+impl Drop for AtDriver<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }

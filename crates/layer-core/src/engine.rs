@@ -26,6 +26,10 @@ use crate::{sleep, streamed, threads};
 /// How long detaching and exiting wait for a step of the owner thread.
 const STEP: Duration = Duration::from_secs(2);
 
+/// How long exiting waits for calls of the driver that threads of ours made. With a hundred programs starting at once each may take seconds; one that
+/// `exit` itself holds up, in a signal handler, never ends.
+const DRIVER: Duration = Duration::from_secs(10);
+
 /// How long exiting tries to get a lock. They are held for microseconds, if not by the very thread that exits.
 const LOCKS: Duration = Duration::from_millis(500);
 
@@ -730,6 +734,7 @@ impl Engine {
             return;
         }
         self.core.exit();
+        self.core.await_driver(Instant::now() + DRIVER);
         let (locks, deadline) = (Instant::now() + LOCKS, Instant::now() + STEP);
         for device in self.core.devices_before(locks).unwrap_or_default() {
             let Some(mut state) = device.lock_before(locks) else {

@@ -48,7 +48,10 @@ enum Job {
 /// The life of the owner thread.
 pub(crate) fn own(core: &Arc<Core>, device: &Arc<Device>) {
     loop {
-        match next(core, device) {
+        let job = next(core, device);
+        // Also while the program ends: its own destructors may wait for a restore.
+        let _at_driver = core.at_driver();
+        match job {
             Job::Order(order) => evict::carry_out(core, device, &order),
             Job::Restore => restore::run(core, device),
             Job::Reopen => reopen(core, device),

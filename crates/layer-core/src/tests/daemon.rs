@@ -393,3 +393,22 @@ fn what_was_freed_in_host_memory_is_told_before_more_is_asked_for() {
     });
     assert_eq!(first, 0, "the ask came before the news");
 }
+
+/// A driver that is taken down while a thread of ours is in one of its calls takes the program with it: `exit` waits for the call.
+#[test]
+fn the_end_of_the_program_waits_for_what_the_arena_does_at_the_driver() {
+    let daemon = Daemon::start(Script::default());
+    let rig = Rig::new(Some(&daemon), 256 * G);
+    rig.fake
+        .delay(ebb_device::fake::Call::RegisterHost, Duration::from_millis(100));
+    let ptr = rig.alloc(40 * G);
+    rig.until("a segment to come", |_| daemon.arena_given() > 0);
+    rig.engine.shutdown();
+    let registered = rig.fake.registered();
+    assert!(
+        !rig.engine.core.is_at_driver(),
+        "nobody of ours is there any more"
+    );
+    rig.engine.free(ptr).unwrap();
+    assert_eq!(rig.fake.registered(), registered, "and nobody goes there");
+}

@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use ebb_protocol::control::Totals;
 use ebb_units::{Bytes, GRANULE};
 
 use super::figure::Figure;
@@ -46,17 +47,19 @@ pub(super) fn handover(stage: &mut Stage, rounds: u32) -> Result<(Figure, u64)> 
         programs.push(program);
     }
     await_arena(stage, 2 * held)?;
-    let mut seconds = Vec::new();
+    let mut rates = Vec::new();
     for round in 0..=2 * rounds {
         say(&format!("handover {round} of {}", 2 * rounds));
         // The second one has it when it begins.
         let (to, from) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
         let _: Took = programs[from].ask("rewrite")?;
         await_idle(stage, NAMES[from])?;
+        let before = stage.snapshot()?.totals;
         let took: Took = programs[to].ask("touch")?;
+        let moved = await_moved(stage, &before)?;
         // In the first round segments are not registered yet.
         if round > 0 {
-            seconds.push(took.seconds);
+            rates.push(moved.0 as f64 / took.seconds);
         }
     }
     let mut wrong = 0;
@@ -69,11 +72,24 @@ pub(super) fn handover(stage: &mut Stage, rounds: u32) -> Result<(Figure, u64)> 
     unsay();
     let limits = link.both.iter().map(|s| 2.0 * sample as f64 / s).collect();
     let against = "pinned copies both ways at once";
-    // What is moved is what leaves and what comes.
-    Ok((
-        Figure::rate("handover", 2 * held, against, &seconds, limits),
-        wrong,
-    ))
+    let mut figure = Figure::rates("handover", 2 * held, against, rates, limits);
+    // Not measured in turn.
+    figure.ratio = figure.ebb / figure.limit;
+    Ok((figure, wrong))
+}
+
+/// What was copied since then, both ways together: the card may have had room for a part of both programs, and that part is not moved.
+fn await_moved(stage: &mut Stage, before: &Totals) -> Result<Bytes> {
+    let mut moved = Bytes::ZERO;
+    await_that(stage, "has counted what was moved", |stage| {
+        let now = stage.snapshot()?.totals;
+        let out = now.out_bytes.saturating_sub(before.out_bytes);
+        let back = now.in_bytes.saturating_sub(before.in_bytes);
+        moved = out.saturating_add(back);
+        // Both words come when the moving is over, the way out's a moment later perhaps.
+        Ok(now.restores > before.restores && now.releases > before.releases)
+    })?;
+    Ok(moved)
 }
 
 /// Waits until the daemon knows of what somebody else has on the card.

@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ebb_protocol::socket;
 use ebb_protocol::wire::{SegmentInfo, ToDaemon, ToLayer, deny, outcome};
@@ -91,30 +91,36 @@ impl Daemon {
         }
     }
 
-    /// Orders everything of the newest session's first device back; the outcome and the bytes that were copied.
+    /// Orders everything of the newest session's first device back; the outcome and the bytes that were copied. An order to a connection that
+    /// has ended, or that has told of no device yet, is given anew, as the daemon does: on a busy machine a library may connect twice.
     pub(crate) fn evict_all(&self) -> (u32, u64) {
-        {
-            let mut state = self.state.lock().expect("no panic");
-            state.orders += 1;
-            let order = state.orders;
-            let fd = state.sessions.last().expect("a session");
-            let reason = b"a test".to_vec();
-            send(
-                &**fd,
-                &ToLayer::Reclaim {
-                    device: 0,
-                    order,
-                    bytes: Bytes(u64::MAX),
-                    reason,
-                },
-                &[],
-            );
+        let done = self.done.lock().expect("no panic");
+        let deadline = Instant::now() + PATIENCE;
+        let mut ordered = None;
+        loop {
+            let session = {
+                let mut state = self.state.lock().expect("no panic");
+                let newest = state.sessions.len().checked_sub(1).expect("a session");
+                let attached = state.clients.contains_key(&(newest, 0));
+                if attached && ordered != Some(newest) {
+                    state.orders += 1;
+                    let order = ToLayer::Reclaim {
+                        device: 0,
+                        order: state.orders,
+                        bytes: Bytes(u64::MAX),
+                        reason: b"a test".to_vec(),
+                    };
+                    send(&*state.sessions[newest], &order, &[]);
+                    ordered = Some(newest);
+                }
+                newest
+            };
+            match done.recv_timeout(Duration::from_millis(100)) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(error) => panic!("the order to session {session} is not answered ({ordered:?}): {error}"),
+            }
         }
-        self.done
-            .lock()
-            .expect("no panic")
-            .recv_timeout(PATIENCE)
-            .expect("the order is answered")
     }
 
     /// Evicts, trying again while a program is busy.

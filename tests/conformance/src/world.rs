@@ -141,7 +141,7 @@ impl World {
         std::fs::write(
             &config,
             format!(
-                "state_dir = {:?}\n[policy]\nbusy_wait = \"100ms\"\n[arena]\nbudget = \"2Gi\"\nsegment = \"8Mi\"\n",
+                "state_dir = {:?}\n[policy]\nbusy_wait = \"100ms\"\nturn_owed = \"0ms\"\n[arena]\nbudget = \"2Gi\"\nsegment = \"8Mi\"\n",
                 folder.join("state")
             ),
         )?;

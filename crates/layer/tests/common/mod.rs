@@ -136,6 +136,7 @@ impl Bench {
             "EBB",
             "EBB_TASK_TOKEN",
             "EBB_LOG",
+            "EBB_KEEP",
             "CUDA_VISIBLE_DEVICES",
             "EBB_SIM_FAULT",
             "LD_PRELOAD",
@@ -147,7 +148,9 @@ impl Bench {
             .env("EBB_SOCKET_DIR", self.path().join("no-daemon"))
             .env("EBB_SIM_DIR", self.path().join("sim"))
             .env("EBB_SIM_MEMORY", "256Mi")
-            .env("EBB_SIM_CONTEXT_BYTES", "4Mi");
+            .env("EBB_SIM_CONTEXT_BYTES", "4Mi")
+            // What leaves is counted by what is copied: nothing is kept that could save a copy.
+            .env("EBB_KEEP", "0");
         command
     }
 }

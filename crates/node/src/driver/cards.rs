@@ -16,6 +16,8 @@ use crate::worker::FromWorker;
 /// How long a dead process may still show in NVML before what it holds counts as somebody else's, and a process with the library
 /// in it before it tells of its context.
 const GRACE: Duration = Duration::from_secs(3);
+/// The books are compared with the cards at least that often; a little less than the second after which they are read anyhow.
+const LOOK_EVERY: Duration = Duration::from_millis(900);
 /// Most cards that are taken on by programs' word.
 const MAX_DEVICES: usize = 64;
 
@@ -107,10 +109,30 @@ impl Driver {
 
     /// Asks NVML now rather than within the second.
     pub(super) fn look_at_cards(&self) {
+        self.poke();
+        self.look_wanted.set(self.pokes.get());
+    }
+
+    /// Has the cards read now.
+    pub(super) fn poke(&self) {
         if let Some(worker) = &self.cards {
             self.pokes.set(self.pokes.get() + 1);
             worker.send(self.pokes.get());
         }
+    }
+
+    /// Whether a reading is for the books. One that only answers what a process has is not: it comes at the very moment when a context was
+    /// made and before its account says so, and two such readings would make that look like memory of nobody.
+    pub(super) fn is_time_to_look(&mut self, poked: u64) -> bool {
+        let now = self.now();
+        let due = self.looked.is_none_or(|at| now.since(at) >= LOOK_EVERY);
+        let wanted = self.look_wanted.get();
+        let wanted = wanted > self.looked_after && wanted <= poked;
+        if wanted || due {
+            self.looked = Some(now);
+            self.looked_after = poked;
+        }
+        wanted || due
     }
 
     pub(super) fn see_cards(&mut self, cards: Result<Vec<Card>, NvmlError>) {

@@ -32,7 +32,7 @@ impl Driver {
             .map(|process| process.pid);
         match pid {
             Some(pid) if self.sees_processes() && self.asked_held.len() < MAX_WAITING => {
-                self.look_at_cards();
+                self.poke();
                 let poke = self.pokes.get();
                 self.asked_held.push(AskedHeld {
                     conn,

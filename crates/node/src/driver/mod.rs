@@ -147,6 +147,10 @@ pub(crate) struct Driver {
     cards: Option<Worker<u64>>,
     /// How often the cards were asked to be read.
     pokes: Cell<u64>,
+    /// After which poke the books are to be compared with the cards, after which they were, and when.
+    look_wanted: Cell<u64>,
+    looked_after: u64,
+    looked: Option<Time>,
     /// Who wants to hear what its process has on a card, after which poke.
     asked_held: Vec<AskedHeld>,
     cards_trouble: Option<String>,
@@ -242,6 +246,9 @@ impl Driver {
             memory: memory::Following::new(budget),
             cards: parts.cards,
             pokes: Cell::new(0),
+            look_wanted: Cell::new(0),
+            looked_after: 0,
+            looked: None,
             asked_held: Vec::new(),
             cards_trouble: None,
             devices: BTreeMap::new(),
@@ -611,7 +618,9 @@ impl Driver {
             match news {
                 FromWorker::Cards(cards, poked) => {
                     self.answer_held(cards.as_deref().unwrap_or_default(), poked);
-                    self.see_cards(cards);
+                    if self.is_time_to_look(poked) {
+                        self.see_cards(cards);
+                    }
                 }
                 FromWorker::Segment(done) => {
                     let now = self.now();

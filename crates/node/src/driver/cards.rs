@@ -192,6 +192,12 @@ impl Driver {
             .map(|listed| unmanaged(listed, &ours, known, visible));
         let listed = card.processes.iter().flatten();
         let listed = listed.map(|(pid, _)| (*pid, since(*pid))).collect();
+        // While the list has the dead, it is older than their death: it says nothing of what they left.
+        let buried = !card
+            .processes
+            .iter()
+            .flatten()
+            .any(|(pid, _)| self.departed.contains_key(pid));
         let configured = self.config.reserve;
         let Some(device) = self.devices.get_mut(&id) else {
             return;
@@ -209,7 +215,9 @@ impl Driver {
             device.overhang = Some(overhang);
             let measured = device.measured.map_or(steady, |least| least.min(steady));
             device.measured = Some(measured);
-            device.estate.look(steady.saturating_sub(measured));
+            if buried {
+                device.estate.look(steady.saturating_sub(measured));
+            }
         }
         let measured = device
             .measured

@@ -1,7 +1,7 @@
 //! Values of fields that are numbers: what an ask is for, how an order ended, and the like. Numbers and not enumerations: those of a newer
 //! peer pass as they are.
 
-/// What an [`ToDaemon::Ask`] is for.
+/// What an [`ToDaemon::Ask`](super::ToDaemon::Ask) is for.
 pub mod ask_kind {
     /// A new allocation: granted whole or not at all.
     pub const ALLOC: u32 = 0;
@@ -27,7 +27,7 @@ pub mod outcome {
     pub const CAPTURING: u32 = 5;
 }
 
-/// What a daemon can do beyond the first version: bits of [`ToLayer::Features`].
+/// What a daemon can do beyond the first version: bits of [`ToLayer::Features`](super::ToLayer::Features).
 pub mod feature {
     /// Memory is shared between its programs: the messages that begin with `Share`.
     pub const SHARE: u64 = 1;

@@ -6,7 +6,7 @@ use ebb_units::{Bytes, GRANULE};
 
 use super::figure::Figure;
 use super::server::{Checked, Held, Link, Server, Took};
-use super::{await_arena, release, say, unsay};
+use super::{TURN, await_arena, release, say, unsay};
 use crate::demo::stage::Stage;
 use crate::error::Result;
 
@@ -105,6 +105,7 @@ fn all_of(
         for (_, program) in &mut programs {
             let _: Took = program.ask("rewrite")?;
         }
+        std::thread::sleep(TURN);
         let began = Instant::now();
         for (name, _) in &programs {
             release(stage, name)?;

@@ -190,20 +190,23 @@ impl Fleet {
         self.push(at, Due::Timer(token));
     }
 
-    /// A new task with one client, whose bytes are in host memory.
-    pub fn join(&mut self, card: usize, spec: TaskSpec, evicted: Bytes) -> Who {
+    /// A task that the arbiter of a card's node hears of.
+    fn add_task(&mut self, card: usize, spec: &TaskSpec) -> TaskId {
         self.tasks += 1;
         let task = TaskId(self.tasks);
-        let node = self.node(card);
-        self.tell(
-            node,
-            Event::TaskAdded {
-                task,
-                spec: spec.clone(),
-                devices: Vec::new(),
-                adopt: false,
-            },
-        );
+        let added = Event::TaskAdded {
+            task,
+            spec: spec.clone(),
+            devices: Vec::new(),
+            adopt: false,
+        };
+        self.tell(self.node(card), added);
+        task
+    }
+
+    /// A new task with one client, whose bytes are in host memory.
+    pub fn join(&mut self, card: usize, spec: TaskSpec, evicted: Bytes) -> Who {
+        let task = self.add_task(card, &spec);
         let who = self.joined(card, task, spec, evicted);
         self.settle();
         who
@@ -260,18 +263,8 @@ impl Fleet {
         let (live, all) = (old.live, old.live + old.evicted);
         old.busy = false;
         let from = old.card;
-        self.tasks += 1;
-        let task = TaskId(self.tasks);
+        let task = self.add_task(card, &spec);
         let node = self.node(card);
-        self.tell(
-            node,
-            Event::TaskAdded {
-                task,
-                spec: spec.clone(),
-                devices: Vec::new(),
-                adopt: false,
-            },
-        );
         let new = self.joined(card, task, spec, all);
         let slower = self.node(from) != node;
         let c = &mut self.clients[new.0];

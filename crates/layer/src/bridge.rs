@@ -56,6 +56,14 @@ pub(crate) struct Managed {
     took: Vec<(CUcontext, u64)>,
 }
 
+impl Managed {
+    /// What the driver took for a context that goes, in bytes; it counts no more.
+    fn forget_taken(&mut self, context: CUcontext) -> u64 {
+        let gone = self.took.extract_if(.., |(of, _)| *of == context);
+        gone.map(|(_, bytes)| bytes).sum()
+    }
+}
+
 static RUNNING: AtomicPtr<Running> = AtomicPtr::new(core::ptr::null_mut());
 /// Whether the engine manages more than one device, or ever did.
 static SEVERAL: AtomicBool = AtomicBool::new(false);
@@ -348,11 +356,7 @@ impl Running {
                 .find(|device| device.contexts.contains(&context))?;
             device.contexts.retain(|&known| known != context);
             device.primary.take_if(|primary| *primary == context);
-            let took: u64 = device
-                .took
-                .extract_if(.., |(of, _)| *of == context)
-                .map(|(_, bytes)| bytes)
-                .sum();
+            let took = device.forget_taken(context);
             Some((device.clone(), took))
         });
         let Some((device, took)) = device else { return 0 };
@@ -387,11 +391,7 @@ impl Running {
             if device.contexts.len() > 1 {
                 device.contexts.retain(|&known| known != context);
             }
-            let took: u64 = device
-                .took
-                .extract_if(.., |(of, _)| *of == context)
-                .map(|(_, bytes)| bytes)
-                .sum();
+            let took = device.forget_taken(context);
             Some((device.clone(), took))
         });
         let Some((device, took)) = gone else { return 0 };

@@ -120,6 +120,19 @@ impl<'a> Pipe<'a> {
         }
     }
 
+    /// A part of the table, by itself in the first lane.
+    fn head(&mut self, at: u64, len: usize) -> Result<(), Trouble> {
+        let part = Transfer {
+            block: 0,
+            at,
+            done: 0,
+            len,
+        };
+        self.begin(0, part)?;
+        while self.next()?.is_some() {}
+        Ok(())
+    }
+
     /// Nothing is under way any more, whatever came of it.
     fn drain(&mut self) {
         while self.lanes.next().is_some() {}
@@ -227,16 +240,7 @@ fn spill_blocks(
     for (i, part) in head.chunks(BLOCK).enumerate() {
         pipe.lanes.place(0)[..part.len()].copy_from_slice(part);
         let at = (i * BLOCK) as u64;
-        pipe.begin(
-            0,
-            Transfer {
-                block: 0,
-                at,
-                done: 0,
-                len: part.len(),
-            },
-        )?;
-        while pipe.next()?.is_some() {}
+        pipe.head(at, part.len())?;
     }
     written.stored = at;
     Ok(written)
@@ -278,16 +282,7 @@ fn load_blocks(pipe: &mut Pipe<'_>, bytes: u64, memory: &Window, off: &AtomicBoo
     let mut head = vec![0; header_len(bytes)];
     for (i, part) in head.chunks_mut(BLOCK).enumerate() {
         let at = (i * BLOCK) as u64;
-        pipe.begin(
-            0,
-            Transfer {
-                block: 0,
-                at,
-                done: 0,
-                len: part.len(),
-            },
-        )?;
-        while pipe.next()?.is_some() {}
+        pipe.head(at, part.len())?;
         part.copy_from_slice(&pipe.lanes.place(0)[..part.len()]);
     }
     let table = Table::decode(&head, bytes)?;

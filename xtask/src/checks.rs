@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
@@ -13,6 +13,20 @@ use crate::{layering, machine, tidy};
 
 /// A script that drives the simulated GPU through bindings that we did not write.
 const PYTHON_CLIENT: &str = "crates/simgpu/tests/python/sim_cuda_bindings.py";
+
+/// Where property tests take their seed from; without it each run has its own.
+const RNG_SEED: &str = "PROPTEST_RNG_SEED";
+
+/// The packages with property tests.
+const PROPERTIES: [&str; 7] = [
+    "ebb-units",
+    "ebb-protocol",
+    "ebb-alloc",
+    "ebb-disk",
+    "ebb-policy",
+    "ebb-lab",
+    "ebb-layer-core",
+];
 
 /// The steps that were run, how they ended and how long they took.
 #[derive(Default)]
@@ -90,6 +104,29 @@ fn quick(summary: &mut Summary, workspace: &Workspace) {
     });
 }
 
+/// The property tests with new seeds until the time is up, or something fails. The seed is printed: it repeats the round.
+pub(crate) fn soak(minutes: &str) -> Result<ExitCode> {
+    let minutes: u64 = minutes
+        .parse()
+        .with_context(|| format!("`{minutes}` is no number of minutes"))?;
+    let began = Instant::now();
+    let first = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;
+    for round in 0.. {
+        if round > 0 && began.elapsed().as_secs() >= minutes * 60 {
+            println!("rounds: {round}, none failed");
+            break;
+        }
+        let seed = first.wrapping_add(round).to_string();
+        eprintln!("\n==> round {round}: {RNG_SEED}={seed}");
+        let mut tests = cargo(&["test", "--release", "--locked", "--quiet", "--lib", "--tests"]);
+        for package in PROPERTIES {
+            tests.args(["-p", package]);
+        }
+        run(tests.env(RNG_SEED, seed).env("INSTA_UPDATE", "no"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Everything.
 pub(crate) fn all(filter: Option<&str>) -> Result<ExitCode> {
     let workspace = workspace()?;
@@ -125,6 +162,10 @@ pub(crate) fn all(filter: Option<&str>) -> Result<ExitCode> {
             tests.arg(filter);
         }
         tests.env("INSTA_UPDATE", "no").env("EBB_TESTS_PREBUILT", "1");
+        // What passes once passes again: chance is for `soak`.
+        if std::env::var_os(RNG_SEED).is_none() {
+            tests.env(RNG_SEED, "20");
+        }
         run(&mut tests)
     });
     if filter.is_none() {

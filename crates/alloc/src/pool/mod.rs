@@ -443,12 +443,13 @@ impl Pool {
     fn settle(&mut self, at: u64, len: u64) {
         let mapped = self.parts(at, len);
         let gaps = self.chunks.gaps(at, len);
-        let whole = gaps.is_empty();
-        if mapped.len() == 1 && whole && self.views.wants(at) {
-            // Nothing was done.
-            return;
-        }
-        if whole && self.views.replace(at, &mapped) {
+        // A plan that stopped between two unmappings leaves a chunk here whose home is gone: its bytes can be given out no more.
+        let at_home = |id: ChunkId| {
+            self.chunks
+                .get(id)
+                .is_some_and(|chunk| chunk.maps.contains(&chunk.home))
+        };
+        if gaps.is_empty() && mapped.iter().all(|(_, id)| at_home(*id)) && self.views.replace(at, &mapped) {
             return;
         }
         let last = self.views.last_at(at).unwrap_or((Stream(0), Mark(0)));

@@ -422,6 +422,44 @@ fn bad_lines_are_answered_and_endless_ones_end_the_connection() {
     ));
 }
 
+#[test]
+fn connections_left_open_lock_nobody_out() {
+    use std::os::unix::net::UnixStream;
+    let dir = folder();
+    let daemon = TestDaemon::start(dir.path(), "");
+    let idle: Vec<UnixStream> = (0..600)
+        .map_while(|_| UnixStream::connect(daemon.socket_dir().join("ctl.sock")).ok())
+        .collect();
+    assert_eq!(idle.len(), 600);
+    assert!(matches!(
+        daemon.ask(&Request::Hello),
+        Answer::Ok(Payload::Hello { .. })
+    ));
+}
+
+#[test]
+fn a_change_that_cannot_be_kept_says_so() {
+    let dir = folder();
+    // In the way of the new state file.
+    std::fs::create_dir_all(dir.path().join("state/tasks.new")).unwrap();
+    let daemon = TestDaemon::start(dir.path(), "");
+    let _ = daemon.task("l", Bytes::ZERO, Some(Bytes::mib(512)));
+    let change = Request::Limit {
+        task: "l".into(),
+        limit: Some(Bytes::mib(400)),
+        request: None,
+        priority: None,
+    };
+    let said = message(daemon.ask(&change));
+    assert!(
+        said.contains("400 MiB") && said.contains("would forget it: tasks.json"),
+        "{said}"
+    );
+    std::fs::remove_dir(dir.path().join("state/tasks.new")).unwrap();
+    let said = message(daemon.ask(&change));
+    assert!(!said.contains("forget"), "{said}");
+}
+
 /// What `kill -9` leaves: the state file as it was, not as a daemon writes it in peace.
 fn stop_as_if_killed(daemon: TestDaemon, dir: &Path) {
     let file = dir.join("state/tasks.json");

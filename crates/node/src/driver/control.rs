@@ -39,6 +39,15 @@ pub(super) struct ControlConn {
     /// An answer is outstanding: the next request waits.
     waiting: bool,
     watch: Option<Duration>,
+    /// When something came.
+    last: Time,
+}
+
+impl ControlConn {
+    /// Nobody waits for anything here, so far as one can see.
+    fn is_silent(&self) -> bool {
+        !self.waiting && self.watch.is_none() && self.output.is_empty()
+    }
 }
 
 /// What a request brought.
@@ -116,15 +125,20 @@ impl Driver {
 
     fn welcome_control(&mut self, fd: OwnedFd) {
         let Ok(cred) = sys::peer(&fd) else { return };
-        // One user's connections must not use up everybody's descriptors.
-        if self
-            .controls
-            .values()
-            .filter(|conn| conn.cred.uid == cred.uid)
-            .count()
-            >= MAX_CONNS
-        {
-            return;
+        // One user's connections must not use up everybody's descriptors. The one that has been silent for longest makes way, so
+        // that connections left open lock nobody out of `ebb ps`.
+        let own = |conn: &ControlConn| conn.cred.uid == cred.uid;
+        if self.controls.values().filter(|conn| own(conn)).count() >= MAX_CONNS {
+            let silent = self
+                .controls
+                .iter()
+                .filter(|(_, conn)| own(conn) && conn.is_silent())
+                .min_by_key(|(_, conn)| conn.last)
+                .map(|(id, _)| *id);
+            match silent {
+                Some(id) => self.close_control(id),
+                None => return,
+            }
         }
         let id = self.new_id();
         if self
@@ -140,6 +154,7 @@ impl Driver {
             output: Vec::new(),
             waiting: false,
             watch: None,
+            last: self.now(),
         };
         self.controls.insert(id, conn);
         if self.config.scope == Scope::User && cred.uid != self.uid && cred.uid != 0 {
@@ -153,6 +168,7 @@ impl Driver {
         if flags.contains(epoll::EventFlags::OUT) {
             self.flush_control(id);
         }
+        let now = self.now();
         let Some(conn) = self.controls.get_mut(&id) else {
             return;
         };
@@ -179,6 +195,7 @@ impl Driver {
                     return;
                 }
                 Ok((n, _)) => {
+                    conn.last = now;
                     conn.input.extend_from_slice(&piece[..n]);
                     let open = conn.input.len()
                         - conn

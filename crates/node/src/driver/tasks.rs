@@ -534,7 +534,12 @@ impl Driver {
             .unsaved
             .extract_if(.., |(wanted, ..)| *wanted <= sequence)
             .collect();
-        for (_, control, answer) in done {
+        for (_, control, mut answer) in done {
+            if let (Some(e), Answer::Ok(Payload::Done { message })) = (&self.state_trouble, &mut answer) {
+                message.push_str(&format!(
+                    "\nit holds now, but a restart of the daemon would forget it: tasks.json: {e}"
+                ));
+            }
             self.answer(control, &answer);
         }
     }

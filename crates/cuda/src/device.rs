@@ -91,6 +91,8 @@ pub(crate) struct Lanes {
     context: CUcontext,
     out: CUstream,
     into: CUstream,
+    /// For fingerprints, which must not wait for copies.
+    look: CUstream,
     /// Events that nobody waits for.
     idle: Vec<CUevent>,
 }
@@ -273,6 +275,19 @@ impl CudaDevice {
             Direction::Out => &mut lanes.out,
             Direction::In => &mut lanes.into,
         };
+        self.made(stream)
+    }
+
+    /// The stream for fingerprints; as [`Self::stream`].
+    pub(crate) fn look_stream(&self, lanes: &mut Lanes, first: CUcontext) -> Result<CUstream, DeviceError> {
+        if lanes.context.is_null() {
+            lanes.context = first;
+        }
+        self.made(&mut lanes.look)
+    }
+
+    /// Makes a stream in the current context if it is not there yet.
+    fn made(&self, stream: &mut CUstream) -> Result<CUstream, DeviceError> {
         if stream.is_null() {
             let mut new = CUstream::NULL;
             // SAFETY: a valid place. Non-blocking: never ordered with the program's own default stream.
@@ -287,7 +302,7 @@ impl CudaDevice {
     /// Streams and events die with their context, so that errors are of no interest.
     fn drop_lanes(&self, lanes: &mut Lanes) {
         if let Ok(_scope) = Scope::enter(&self.table, lanes.context) {
-            for stream in [lanes.out, lanes.into] {
+            for stream in [lanes.out, lanes.into, lanes.look] {
                 if !stream.is_null() {
                     // SAFETY: a stream of ours with no work on it (the caller's contract), named here for the last time.
                     let _ = unsafe { self.table.cuStreamDestroy_v2(stream) };

@@ -12,8 +12,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ebb_abi::*;
+use ebb_device::DeviceError;
 use ebb_device::fingerprint::{self, Fingerprint, Keys, NEAR_KEYS};
-use ebb_device::{DeviceError, Direction};
 
 use crate::device::CudaDevice;
 use crate::{DriverTable, Scope, beside, check};
@@ -148,7 +148,7 @@ impl CudaDevice {
         }
         let mut loaded = self.printing.loaded();
         let (_scope, first) = self.first_context()?;
-        let stream = self.stream(&mut self.lanes(), first, Direction::Out)?;
+        let stream = self.look_stream(&mut self.lanes(), first)?;
         // A module of another context died with it, or was unloaded before it.
         let here = match loaded.take().filter(|here| here.context == first) {
             Some(here) => here,

@@ -44,6 +44,8 @@ pub struct Config {
     pub chunk_max: Bytes,
     /// Host memory that copies of what is back on the card may keep, as long as nobody needs it.
     pub keep_max: Bytes,
+    /// An eviction that takes everything asks the GPU about so much at a time. Two waves of blocks on a large card: a millisecond.
+    pub survey_slice: Bytes,
     /// Nothing is oversubscribed: an allocation that has no room now fails now, and free memory is what could be had without anybody's
     /// eviction.
     pub strict: bool,
@@ -84,6 +86,7 @@ impl Config {
             cache_max: Bytes::gib(1),
             chunk_max: Bytes::mib(128),
             keep_max: Bytes(u64::MAX),
+            survey_slice: Bytes::gib(4),
             strict: false,
             ahead_max: Bytes::mib(64),
             host,

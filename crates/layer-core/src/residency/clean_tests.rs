@@ -18,10 +18,15 @@ const ERROR: DeviceError = DeviceError::Driver {
 
 /// Chunks of several blocks.
 fn rig(daemon: &Daemon, keep: u64) -> Rig {
+    rig_of(daemon, keep, 1 << 30)
+}
+
+fn rig_of(daemon: &Daemon, keep: u64, slice: u64) -> Rig {
     let card = ebb_device::fake::Card::new(1 << 30);
     Rig::with(Some(daemon), card, 1 << 30, G, |config| {
         config.chunk_max = Bytes(4 * BLOCK);
         config.keep_max = Bytes(keep);
+        config.survey_slice = Bytes(slice);
     })
 }
 
@@ -88,6 +93,59 @@ fn only_blocks_that_changed_are_copied() {
     );
     rig.engine.free(at).unwrap();
     assert_eq!(sums(&rig), (0, 0));
+    rig.assert_gone_after_detach();
+}
+
+/// The GPU is asked about one slice after the other: what it has told of goes without a copy, though it does not tell of the rest.
+#[test]
+fn what_was_told_leaves_while_the_rest_is_asked_about() {
+    for (told, error) in [(0, ERROR), (1, ERROR), (3, DeviceError::OutOfMemory), (4, ERROR)] {
+        let daemon = Daemon::start(Script::default());
+        let rig = rig_of(&daemon, u64::MAX, 2 * BLOCK);
+        // Chunks of four blocks: a slice each.
+        let len = 16 * BLOCK;
+        let at = rig.alloc(len);
+        rig.fill(at, len, 1);
+        assert_eq!(daemon.reclaim(u64::MAX).copied, len);
+        assert!(rig.holds(at, len, 1));
+        daemon.wait_restored(1);
+        rig.fake.fail_nth(Call::Fingerprint, told + 1, error);
+        let end = daemon.reclaim(u64::MAX);
+        assert!(done(end), "{end:?}");
+        assert_eq!(end.copied, len - told * 4 * BLOCK);
+        assert!(rig.holds(at, len, 1));
+        daemon.wait_restored(2);
+        rig.fake.heal();
+        rig.engine.free(at).unwrap();
+        rig.assert_gone_after_detach();
+    }
+}
+
+/// An order that is taken back, or a chunk that cannot leave, while the GPU is asked: everything stays good, and nobody asks on.
+#[test]
+fn an_eviction_that_ends_while_the_gpu_is_asked_leaves_nothing_behind() {
+    let daemon = Daemon::start(Script::default());
+    let rig = rig_of(&daemon, u64::MAX, 2 * BLOCK);
+    let len = 32 * BLOCK;
+    let at = rig.alloc(len);
+    rig.fill(at, len, 1);
+    assert!(done(daemon.reclaim(u64::MAX)));
+    assert!(rig.holds(at, len, 1));
+    daemon.wait_restored(1);
+    rig.fake.fail_nth(Call::Unmap, 2, ERROR);
+    let end = daemon.reclaim(u64::MAX);
+    assert_eq!(end.outcome, outcome::FAILED, "{end:?}");
+    let looked = rig.fake.calls(Call::Fingerprint);
+    assert!(rig.holds(at, len, 1));
+    assert_eq!(
+        rig.fake.calls(Call::Fingerprint),
+        looked,
+        "nobody asks while the program runs"
+    );
+    rig.assert_clean();
+    assert!(done(daemon.reclaim(u64::MAX)));
+    assert!(rig.holds(at, len, 1));
+    rig.engine.free(at).unwrap();
     rig.assert_gone_after_detach();
 }
 
@@ -211,11 +269,17 @@ fn what_is_kept_is_bounded() {
 #[test]
 fn any_failing_call_in_between_loses_nothing() {
     let len = 2 * BLOCK + 4 * G;
-    for (restore, error) in [(false, ERROR), (true, ERROR), (false, DeviceError::OutOfMemory)] {
+    let cases = [
+        (false, ERROR, 1 << 30),
+        (true, ERROR, 1 << 30),
+        (false, DeviceError::OutOfMemory, 1 << 30),
+        (false, ERROR, BLOCK),
+    ];
+    for (restore, error, slice) in cases {
         for k in 1.. {
-            let what = format!("call {k}, restore {restore}, {error}");
+            let what = format!("call {k}, restore {restore}, {error}, slices of {slice}");
             let daemon = Daemon::start(Script::default());
-            let rig = rig(&daemon, u64::MAX);
+            let rig = rig_of(&daemon, u64::MAX, slice);
             let at = [rig.alloc(len), rig.alloc(len), rig.alloc(len)];
             for (seed, at) in at.iter().enumerate() {
                 rig.fill(*at, len, u8::try_from(seed).unwrap());
@@ -312,7 +376,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn run(ops: Vec<Op>, arena: u64) {
+fn run(ops: Vec<Op>, arena: u64, slice: u64) {
     let daemon = Daemon::start(Script {
         arena,
         ..Script::default()
@@ -320,6 +384,7 @@ fn run(ops: Vec<Op>, arena: u64) {
     let card = ebb_device::fake::Card::new(1 << 30);
     let rig = Rig::with(Some(&daemon), card, 1 << 30, G, |config| {
         config.chunk_max = Bytes(2 * BLOCK);
+        config.survey_slice = Bytes(slice);
         config.arena_wait = std::time::Duration::from_millis(5);
     });
     // What a program knows: its bytes.
@@ -392,7 +457,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_is_written_between_evictions_comes_back(ops in prop::collection::vec(op(), 1..40), tight in any::<bool>()) {
-        run(ops, if tight { 48 * G } else { 1 << 30 });
+    fn whatever_is_written_between_evictions_comes_back(ops in prop::collection::vec(op(), 1..40), tight in any::<bool>(), slice in prop_oneof![Just(G), Just(4 * BLOCK)]) {
+        run(ops, if tight { 48 * G } else { 1 << 30 }, slice);
     }
 }

@@ -282,26 +282,24 @@ fn copy_out(
     done: &mut Done,
 ) -> Option<u32> {
     device.lock().phase = Phase::CopyingOut;
-    let (survey, leaving) = if *left > 0 {
+    let (mut survey, mut feed) = if *left > 0 {
         Survey::take(core, device, *left)
     } else {
         Default::default()
     };
-    let mut todo = VecDeque::from(leaving.free);
-    if room {
-        todo.extend(leaving.copied);
-    }
     let granule = device.memory.granularity();
     let mut under_way: VecDeque<Leaving> = VecDeque::new();
     let mut result = None;
     loop {
         let coming: u64 = under_way.iter().map(|chunk| chunk.out.len).sum();
+        let mut more = false;
         if result.is_none() && under_way.len() < DEPTH && *left > coming {
             let void = {
                 let state = device.lock();
                 state.is_void(order) || core.is_exiting()
             };
-            match todo.pop_front() {
+            more = feed.look(&mut survey, core, device, false);
+            match feed.next(room) {
                 Some(_) if void => result = Some(outcome::FAILED),
                 Some(id) => match begin(core, device, id, &survey, done) {
                     Begun::UnderWay(chunk) => {
@@ -315,9 +313,9 @@ fn copy_out(
                         core.link.send(core.arena.want_now(more, granule));
                         if !under_way.is_empty() {
                             // Asked for now, needed when what is under way is done.
-                            todo.push_front(id);
+                            feed.put_back(id);
                         } else if await_room(core, device, order, len) {
-                            todo.push_front(id);
+                            feed.put_back(id);
                             continue;
                         } else {
                             result = Some(outcome::NO_ROOM);
@@ -325,12 +323,16 @@ fn copy_out(
                     }
                     Begun::Failed => result = Some(outcome::FAILED),
                 },
+                None if more && under_way.is_empty() => {
+                    feed.look(&mut survey, core, device, true);
+                    continue;
+                }
                 None => {}
             }
         }
         let Some(chunk) = under_way.pop_front() else {
             // Nothing under way: either all is done, or there is nothing more to begin.
-            if result.is_some() || *left == 0 || todo.is_empty() {
+            if result.is_some() || *left == 0 || !more && feed.is_empty(room) {
                 return result.or((*left > 0 && !room).then_some(outcome::NO_ROOM));
             }
             continue;

@@ -2,8 +2,14 @@
 //!
 //! The device is closed and quiet: what is told here of a chunk stays true until the chunk has left. That it is still the
 //! same memory is known by its handle.
+//!
+//! Letting memory go takes the driver twice as long as reading it takes the GPU, and the processor has nothing to do with the second. So a large
+//! eviction does both at once: a thread asks about one slice after the other, and the owner drops, or copies, what was told of.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::thread::JoinHandle;
 
 use ebb_device::{DeviceError, Fingerprint, Handle, fingerprint};
 
@@ -12,6 +18,7 @@ use crate::core::Core;
 use crate::device::Device;
 use crate::kept::Ticket;
 use crate::pool::choose;
+use crate::threads;
 
 /// What the GPU said of chunks.
 #[derive(Debug, Default)]
@@ -19,16 +26,30 @@ pub(super) struct Survey {
     known: BTreeMap<Chunk, (Handle, Vec<Fingerprint>)>,
 }
 
-/// In which order chunks should leave.
+/// What should leave, in the order in which it should, as far as is told; see [`Feed::look`].
 #[derive(Debug, Default)]
-pub(super) struct Order {
-    /// These first.
-    pub(super) free: Vec<Chunk>,
+pub(super) struct Feed {
+    /// These first: they cost no host memory and no copy.
+    free: VecDeque<Chunk>,
     /// These need host memory, or may.
-    pub(super) copied: Vec<Chunk>,
+    copied: VecDeque<Chunk>,
+    telling: Option<Telling>,
+}
+
+/// The GPU is asked, a slice at a time, while what it has told of leaves.
+///
+/// Dropped: waits until nothing is asked any more. The program may run only after that.
+#[derive(Debug)]
+struct Telling {
+    /// What was asked about and is not answered, in the order of the answers.
+    slices: VecDeque<Vec<Readable>>,
+    kept: BTreeMap<Chunk, Vec<Fingerprint>>,
+    answers: Option<Receiver<Said>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// A chunk that can be read where it lies.
+#[derive(Debug)]
 struct Readable {
     chunk: Chunk,
     len: u64,
@@ -37,10 +58,18 @@ struct Readable {
     kept: Option<Ticket>,
 }
 
+/// What the GPU answers, or why it does not.
+type Said = Result<Vec<Fingerprint>, DeviceError>;
+
+fn ranges(chunks: &[Readable]) -> Vec<(u64, u64)> {
+    chunks.iter().map(|one| (one.at, one.len)).collect()
+}
+
 impl Survey {
     /// Looks at what an eviction of `bytes` may take. Also the order in which it should: first what costs no host memory and
-    /// no copy (what nobody has written, what is unchanged, what is zero), then the rest.
-    pub(super) fn take(core: &Core, device: &Device, bytes: u64) -> (Self, Order) {
+    /// no copy (what nobody has written, what is unchanged, what is zero), then the rest. If everything has to go, and it is much, nobody waits
+    /// for the answers here: the feed has them.
+    pub(super) fn take(core: &Core, device: &Device, bytes: u64) -> (Self, Feed) {
         let mut survey = Self::default();
         let (all, readable) = {
             let state = device.lock();
@@ -65,18 +94,20 @@ impl Survey {
             .iter()
             .filter_map(|one| Some((one.chunk, core.arena.prints_of(one.kept?)?)))
             .collect();
-        let (first, others): (Vec<&Readable>, Vec<&Readable>) =
-            readable.iter().partition(|one| kept.contains_key(&one.chunk));
+        let sum = |some: &[(Chunk, u64)]| some.iter().map(|(_, len)| len).sum::<u64>();
+        let slice = core.config.survey_slice.get();
+        if sum(&all) <= bytes && readable.iter().map(|one| one.len).sum::<u64>() > slice {
+            return (survey, Feed::telling(device, &all, readable, kept, slice));
+        }
+        let (first, others): (Vec<Readable>, Vec<Readable>) = readable
+            .into_iter()
+            .partition(|one| kept.contains_key(&one.chunk));
         let (blank, written): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, copied)| *copied == 0);
         let told = survey.look(core, device, &first);
-        let (free, copied): (Vec<_>, Vec<_>) = written.into_iter().partition(|(chunk, _)| {
-            survey.known.get(chunk).is_some_and(|(_, now)| {
-                let zero = now.iter().all(|print| print.zero);
-                zero || kept.get(chunk) == Some(now)
-            })
-        });
+        let (free, copied): (Vec<_>, Vec<_>) = written
+            .into_iter()
+            .partition(|(chunk, _)| survey.needs_no_copy(*chunk, &kept));
         // Nobody knows here what the blank ones hold; at worst some more are looked at than are needed.
-        let sum = |some: &[(Chunk, u64)]| some.iter().map(|(_, len)| len).sum::<u64>();
         let rest = bytes.saturating_sub(sum(&free));
         let copied = choose(copied, rest);
         let mut needed = 0;
@@ -89,30 +120,39 @@ impl Survey {
             })
             .map(|(chunk, _)| *chunk)
             .collect();
-        let second: Vec<&Readable> = others
+        let second: Vec<Readable> = others
             .into_iter()
             .filter(|one| wanted.contains(&one.chunk))
             .collect();
         let _ = told && survey.look(core, device, &second);
-        let (zero, copied): (Vec<_>, Vec<_>) = copied.into_iter().partition(|(chunk, _)| {
-            let known = survey.known.get(chunk);
-            known.is_some_and(|(_, now)| now.iter().all(|print| print.zero))
-        });
+        let (zero, copied): (Vec<_>, Vec<_>) = copied
+            .into_iter()
+            .partition(|(chunk, _)| survey.needs_no_copy(*chunk, &kept));
         let free = blank.into_iter().chain(choose(free, bytes)).chain(zero);
-        let order = Order {
+        let feed = Feed {
             free: free.map(|(chunk, _)| chunk).collect(),
             copied: copied.into_iter().map(|(chunk, _)| chunk).collect(),
+            telling: None,
         };
-        (survey, order)
+        (survey, feed)
+    }
+
+    /// Whether a chunk is zero, or equals its kept copy.
+    fn needs_no_copy(&self, chunk: Chunk, kept: &BTreeMap<Chunk, Vec<Fingerprint>>) -> bool {
+        self.known.get(&chunk).is_some_and(|(_, now)| {
+            let zero = now.iter().all(|print| print.zero);
+            zero || kept.get(&chunk) == Some(now)
+        })
     }
 
     /// Asks the GPU. `false` if it does not tell.
-    fn look(&mut self, core: &Core, device: &Device, chunks: &[&Readable]) -> bool {
-        if chunks.is_empty() {
-            return true;
-        }
-        let ranges: Vec<(u64, u64)> = chunks.iter().map(|one| (one.at, one.len)).collect();
-        let prints = match device.memory.fingerprint(&ranges) {
+    fn look(&mut self, core: &Core, device: &Device, chunks: &[Readable]) -> bool {
+        chunks.is_empty() || self.hear(core, device, chunks, device.memory.fingerprint(&ranges(chunks)))
+    }
+
+    /// What it said.
+    fn hear(&mut self, core: &Core, device: &Device, chunks: &[Readable], said: Said) -> bool {
+        let prints = match said {
             Ok(prints) => {
                 device.lock().unprinted = false;
                 prints
@@ -147,6 +187,130 @@ impl Survey {
         match self.known.get(&chunk) {
             Some((seen, prints)) if *seen == handle => prints.clone(),
             _ => Vec::new(),
+        }
+    }
+}
+
+impl Feed {
+    /// The next that leaves. Without `room`, only what needs none.
+    pub(super) fn next(&mut self, room: bool) -> Option<Chunk> {
+        // What is copied may crowd kept copies out, and those that are good still are not known before they are told of.
+        let told = |telling: &Telling| {
+            telling
+                .slices
+                .iter()
+                .flatten()
+                .all(|one| !telling.kept.contains_key(&one.chunk))
+        };
+        match self.free.pop_front() {
+            None if room && self.telling.as_ref().is_none_or(told) => self.copied.pop_front(),
+            next => next,
+        }
+    }
+
+    /// It could not begin yet.
+    pub(super) fn put_back(&mut self, chunk: Chunk) {
+        self.copied.push_front(chunk);
+    }
+
+    /// Whether there is something to begin with.
+    pub(super) fn is_empty(&self, room: bool) -> bool {
+        self.free.is_empty() && (self.copied.is_empty() || !room)
+    }
+
+    /// Has the GPU asked about `readable`, a slice at a time: what has a kept copy first.
+    fn telling(
+        device: &Device,
+        all: &[(Chunk, u64)],
+        readable: Vec<Readable>,
+        kept: BTreeMap<Chunk, Vec<Fingerprint>>,
+        slice: u64,
+    ) -> Self {
+        let asked: BTreeSet<Chunk> = readable.iter().map(|one| one.chunk).collect();
+        let named = |blank: bool| {
+            let some = all.iter().filter(move |(_, copied)| (*copied == 0) == blank);
+            some.map(|(chunk, _)| *chunk)
+        };
+        let (first, others): (Vec<Readable>, Vec<Readable>) = readable
+            .into_iter()
+            .partition(|one| kept.contains_key(&one.chunk));
+        let mut slices: VecDeque<Vec<Readable>> = VecDeque::new();
+        let mut full = slice;
+        for one in first.into_iter().chain(others) {
+            if full >= slice {
+                slices.push_back(Vec::new());
+                full = 0;
+            }
+            full += one.len;
+            if let Some(last) = slices.back_mut() {
+                last.push(one);
+            }
+        }
+        let questions: Vec<Vec<(u64, u64)>> = slices.iter().map(|slice| ranges(slice)).collect();
+        let (say, answers) = mpsc::channel();
+        let memory = Arc::clone(&device.memory);
+        let ask = move || {
+            for question in questions {
+                let said = memory.fingerprint(&question);
+                // Once it does not tell, it is not asked any more; nor if nobody listens.
+                if said.is_err() | say.send(said).is_err() {
+                    break;
+                }
+            }
+        };
+        // Without a thread nobody is asked, and everything is copied: as if the GPU did not tell.
+        let thread = threads::spawn("ebb-look", ask).ok();
+        Self {
+            free: named(true).collect(),
+            copied: named(false).filter(|chunk| !asked.contains(chunk)).collect(),
+            telling: Some(Telling {
+                slices,
+                kept,
+                answers: Some(answers),
+                thread,
+            }),
+        }
+    }
+
+    /// Takes in what has been told meanwhile; waits for some of it if `wait`. `false`: there is nothing more to come.
+    pub(super) fn look(&mut self, survey: &mut Survey, core: &Core, device: &Device, wait: bool) -> bool {
+        let mut wait = wait;
+        while let Some(telling) = &mut self.telling {
+            let answers = telling.answers.as_ref();
+            let said = if std::mem::take(&mut wait) {
+                answers.and_then(|answers| answers.recv().ok())
+            } else {
+                match answers.map(Receiver::try_recv) {
+                    Some(Err(TryRecvError::Empty)) => return true,
+                    said => said.and_then(Result::ok),
+                }
+            };
+            let Some((said, slice)) = said.and_then(|said| Some((said, telling.slices.pop_front()?))) else {
+                // It ended: what it did not tell of is copied.
+                let rest = telling.slices.drain(..).flatten();
+                self.copied.extend(rest.map(|one| one.chunk));
+                self.telling = None;
+                break;
+            };
+            survey.hear(core, device, &slice, said);
+            for one in slice {
+                if survey.needs_no_copy(one.chunk, &telling.kept) {
+                    self.free.push_back(one.chunk);
+                } else {
+                    self.copied.push_back(one.chunk);
+                }
+            }
+        }
+        self.telling.is_some()
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        // Its next word finds nobody.
+        self.answers = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }

@@ -16,6 +16,8 @@ pub(crate) fn busy() -> Snapshot {
         allocated: Bytes::gib(100),
         resident: Bytes(resident),
         evicted: Bytes(evicted),
+        lodged: Bytes::ZERO,
+        on_disk: Bytes::ZERO,
         cached: Bytes::mib(64),
         managed: Bytes::ZERO,
         managed_out: Bytes::ZERO,
@@ -46,6 +48,7 @@ pub(crate) fn busy() -> Snapshot {
             leased: Bytes::gib(120),
             overhead: Bytes::mib(1054),
             unmanaged: Bytes::gib(2),
+            lodged: Bytes::ZERO,
             free: Bytes::mib(143_000) - Bytes::gib(122) - Bytes::mib(1054),
             peak: Bytes::gib(130),
             strangers: vec![StrangerRow {

@@ -88,6 +88,8 @@ fn doctor_shows_a_process_whose_library_does_not_answer() {
         allocated: Bytes::gib(1),
         resident: Bytes::gib(1),
         evicted: Bytes::ZERO,
+        lodged: Bytes::ZERO,
+        on_disk: Bytes::ZERO,
         cached: Bytes::ZERO,
         managed: Bytes::ZERO,
         managed_out: Bytes::ZERO,

@@ -53,6 +53,8 @@ pub struct Config {
     pub arena: ArenaConfig,
     /// The disk tier; `None`: nothing is written to disk.
     pub disk: Option<DiskConfig>,
+    /// Room on one card for what another evicts.
+    pub peer: PeerConfig,
     /// What the arbiter decides by.
     pub policy: PolicyConfig,
     /// Rules of the operator.
@@ -97,6 +99,15 @@ pub struct DiskConfig {
     pub compress: bool,
     /// Threads that write and read.
     pub threads: usize,
+}
+
+/// Settings of the room that cards lend each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerConfig {
+    /// Whether any is lent. Only between cards that programs reach over NVLink, so it costs nothing elsewhere.
+    pub enabled: bool,
+    /// The most that one card lends.
+    pub limit: Bytes,
 }
 
 /// The event log's settings.
@@ -363,6 +374,10 @@ impl Config {
             reserve: raw.device.reserve.map(|s| s.0),
             arena: raw.arena.resolve()?,
             disk: raw.disk.resolve()?,
+            peer: PeerConfig {
+                enabled: raw.peer.enabled.unwrap_or(true),
+                limit: raw.peer.limit.map_or(Bytes::MAX, |s| s.0),
+            },
             busy_wait: raw.policy.busy_wait.map_or(Duration::from_secs(2), |t| t.0),
             policy: raw.policy.resolve()?,
             rules: raw.rule,
@@ -443,6 +458,8 @@ struct RawConfig {
     #[serde(default)]
     disk: RawDisk,
     #[serde(default)]
+    peer: RawPeer,
+    #[serde(default)]
     policy: RawPolicy,
     #[serde(default)]
     event_log: RawEventLog,
@@ -518,6 +535,13 @@ impl RawArena {
             threads,
         })
     }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPeer {
+    enabled: Option<bool>,
+    limit: Option<Size>,
 }
 
 #[derive(Debug, Default, Deserialize)]

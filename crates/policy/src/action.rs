@@ -382,6 +382,24 @@ pub enum Action {
         /// The order.
         order: OrderId,
     },
+    /// Room on another card, or none.
+    LodgingLent {
+        /// To whom.
+        client: ClientId,
+        /// Whose room.
+        lender: Option<DeviceId>,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// Somebody on the card that lent it needs the room: leave it.
+    LodgingWanted {
+        /// Who.
+        client: ClientId,
+        /// Whose room.
+        lender: DeviceId,
+        /// How much at least.
+        bytes: Bytes,
+    },
     /// For the log.
     Note(Note),
 }

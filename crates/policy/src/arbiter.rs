@@ -193,6 +193,18 @@ impl Arbiter {
             Event::Resume { task } => self.resume(task, out),
             Event::Trim { device } => self.trim(device, out),
             Event::Shrink { device, priority } => self.shrink(device, priority, out),
+            Event::LodgingAsked {
+                client,
+                ref lenders,
+                bytes,
+                most,
+            } => self.lodging_asked(client, lenders, bytes, most, out),
+            Event::LodgingLeft {
+                client,
+                lender,
+                bytes,
+            } => self.lodging_left(client, lender, bytes, out),
+            Event::LodgingHeld { client, ref held } => self.lodging_held(client, held, out),
             Event::Tick => {}
         }
     }
@@ -255,7 +267,7 @@ impl Arbiter {
     }
 
     /// A figure grew by itself: the sums may be over for a while.
-    fn excuse(&mut self, device: DeviceId, task: Option<TaskId>, out: &mut Vec<Action>) {
+    pub(crate) fn excuse(&mut self, device: DeviceId, task: Option<TaskId>, out: &mut Vec<Action>) {
         let Some(d) = self.devices.get_mut(&device) else {
             return;
         };

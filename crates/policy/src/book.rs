@@ -302,6 +302,7 @@ impl Arbiter {
     /// Takes a client out of the books.
     pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Box<Client>> {
         let c = self.clients.remove(&id)?;
+        self.lodger_gone(id);
         if let Some(wake) = c.linked.wake {
             self.wakes.remove(&(wake, id));
         }

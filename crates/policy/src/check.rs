@@ -14,6 +14,7 @@ impl Arbiter {
     /// - Who is gathered for is there, waits and is not paused.
     /// - No client is in a task or on a device that is not there; no ask is open for nothing.
     /// - Guarantees never pass requests.
+    /// - A card lends room to clients of other cards only.
     /// - Every sum and index is what it would be if it were counted anew.
     ///
     /// # Errors
@@ -54,6 +55,7 @@ impl Arbiter {
             }
             self.check_device(*id, d)?;
         }
+        self.check_lodgers()?;
         for (id, t) in &self.tasks {
             if t.guaranteed.values().any(|g| *g > t.spec.request) {
                 return Err(format!("{id} is guaranteed more than it requested"));

@@ -133,6 +133,8 @@ impl Arbiter {
                 next = next.into_iter().chain(soonest).min();
             }
         }
+        let late = d.lodgers.next_late(self.config.order_timeout);
+        next = next.into_iter().chain(late).min();
         let Some(d) = self.devices.get_mut(&device) else {
             return;
         };

@@ -283,6 +283,33 @@ pub enum Event {
         /// Whose.
         priority: Priority,
     },
+    /// A client looks for room on another card for bytes that leave its own. Answered by one `LodgingLent`, of nothing if there is none.
+    LodgingAsked {
+        /// Who.
+        client: ClientId,
+        /// Cards that its own can reach.
+        lenders: Vec<DeviceId>,
+        /// How much at most.
+        bytes: Bytes,
+        /// The most that any card is to lend in all.
+        most: Bytes,
+    },
+    /// A client has left room that was lent to it.
+    LodgingLeft {
+        /// Who.
+        client: ClientId,
+        /// Whose room it was.
+        lender: DeviceId,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// All that a client has on other cards, by its own word: it is new here, or its connection is.
+    LodgingHeld {
+        /// Who.
+        client: ClientId,
+        /// Where, and how much.
+        held: Vec<(DeviceId, Bytes)>,
+    },
     /// Time passed: [`crate::Arbiter::next_deadline`] has come.
     Tick,
 }

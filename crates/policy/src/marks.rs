@@ -28,7 +28,7 @@ fn unknown(device: DeviceId) -> Action {
 const BATCH: usize = 256;
 
 impl Arbiter {
-    fn thousandths(&self, device: DeviceId, of: u32) -> Bytes {
+    pub(crate) fn thousandths(&self, device: DeviceId, of: u32) -> Bytes {
         let capacity = u128::from(self.devices[&device].capacity.0);
         Bytes(u64::try_from(capacity * u128::from(of) / 1000).unwrap_or(u64::MAX))
     }
@@ -40,7 +40,8 @@ impl Arbiter {
         }
         let d = &self.devices[&device];
         // What is on its way counts.
-        let free = d.free().saturating_add(d.sums.ordered);
+        let coming = d.sums.ordered.saturating_add(d.lodgers.coming());
+        let free = d.free().saturating_add(coming);
         if free >= self.thousandths(device, self.config.low_mark) {
             return;
         }
@@ -172,6 +173,7 @@ impl Arbiter {
             || d.gathering.is_some()
             || d.running > 0
             || !d.sums.ordered.is_zero()
+            || !d.lodgers.coming().is_zero()
             || d.over()
         {
             return;

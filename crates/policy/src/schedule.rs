@@ -56,6 +56,7 @@ impl Arbiter {
             self.expire_asks(*id, out);
             self.evict_paused(*id, out);
         }
+        self.recall_lodgers(device, out);
         self.shrink_tasks(device, out);
         self.shrink_device(device, out);
         let d = &self.devices[&device];
@@ -358,7 +359,11 @@ impl Arbiter {
     /// is the reserve, and evicting a program for that could stop it for good. Nothing is granted until the sum is right.
     fn shrink_device(&mut self, device: DeviceId, out: &mut Vec<Action>) {
         let d = &self.devices[&device];
-        let mut left = d.used().saturating_sub(d.capacity).saturating_sub(d.sums.ordered);
+        let mut left = d
+            .used()
+            .saturating_sub(d.capacity)
+            .saturating_sub(d.sums.ordered)
+            .saturating_sub(d.lodgers.coming());
         if left.is_zero() {
             return;
         }
@@ -553,7 +558,8 @@ impl Arbiter {
         // More than could come of any plan: most candidates of a full card need not be looked at more closely.
         let hopeless = |c: &Candidate| {
             let need = c.need.saturating_add(c.later);
-            let short = need.saturating_sub(d.free()).saturating_sub(d.sums.ordered);
+            let coming = d.sums.ordered.saturating_add(d.lodgers.coming());
+            let short = need.saturating_sub(d.free()).saturating_sub(coming);
             if c.guaranteed || !d.index.spare.is_empty() || short <= stopped {
                 return false;
             }
@@ -776,6 +782,11 @@ impl Arbiter {
                 self.telling.remove(&task);
                 continue;
             };
+            let ids: Vec<ClientId> = t.clients.iter().copied().collect();
+            if self.lodging_of_paused(&ids, out) {
+                continue;
+            }
+            let t = &self.tasks[&task];
             let clients = || t.clients.iter().map(|id| &self.clients[id]);
             if clients().any(|c| c.order.is_some() || !(c.settled || c.movable().is_zero())) {
                 continue;

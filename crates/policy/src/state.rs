@@ -10,6 +10,7 @@ use ebb_units::{Bytes, ClientId, DeviceId, OrderId, Priority, TaskId};
 use crate::action::{Depth, Grounds, ReclaimReason};
 use crate::config::PolicyConfig;
 use crate::event::{AskId, AskKind, Outcome, TaskSpec, Tenant};
+use crate::lodging::Lodgers;
 use crate::time::{Time, nanos};
 use crate::view::ClientState;
 
@@ -58,6 +59,8 @@ pub(crate) struct Device {
     pub(crate) again: bool,
     /// When a turn may end in favour of someone who waits.
     pub(crate) recheck: Option<Time>,
+    /// Bytes of other cards' clients.
+    pub(crate) lodgers: Lodgers,
 }
 
 impl Device {
@@ -88,6 +91,7 @@ impl Device {
             dirty: false,
             again: false,
             recheck: None,
+            lodgers: Lodgers::default(),
         }
     }
 
@@ -149,7 +153,10 @@ impl Device {
 
     /// Everything that is not free.
     pub(crate) fn used(&self) -> Bytes {
-        self.sums.held.saturating_add(self.unmanaged)
+        self.sums
+            .held
+            .saturating_add(self.unmanaged)
+            .saturating_add(self.lodgers.bytes())
     }
 
     pub(crate) fn free(&self) -> Bytes {

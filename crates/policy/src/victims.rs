@@ -168,7 +168,8 @@ impl Arbiter {
         let ordered_of_siblings = part.sums.ordered.saturating_sub(own);
         let short = need
             .saturating_sub(d.free())
-            .saturating_sub(d.sums.ordered.saturating_sub(own));
+            .saturating_sub(d.sums.ordered.saturating_sub(own))
+            .saturating_sub(d.lodgers.coming());
         let over_limit = need
             .saturating_sub(self.limit_room(r.task, device))
             .saturating_sub(ordered_of_siblings);

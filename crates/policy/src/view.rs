@@ -74,6 +74,8 @@ pub struct DeviceView {
     pub leased: Bytes,
     /// The driver's own, of all clients.
     pub overhead: Bytes,
+    /// Lent to what other cards evicted.
+    pub lodged: Bytes,
     /// Neither granted nor held.
     pub free: Bytes,
     /// The most that was granted and held at once, unmanaged included.
@@ -110,6 +112,8 @@ pub struct ClientView {
     pub lease: Bytes,
     /// In host memory.
     pub evicted: Bytes,
+    /// Of that: on other cards instead.
+    pub lodged: Bytes,
     /// Granted and not used by any allocation.
     pub unused: Bytes,
     /// Cannot be moved.
@@ -155,6 +159,7 @@ impl crate::Arbiter {
                     unmanaged: d.unmanaged,
                     leased: self.on(*id).map(|(_, c)| c.lease).sum(),
                     overhead: self.on(*id).map(|(_, c)| c.overhead).sum(),
+                    lodged: d.lodgers.bytes(),
                     free: self.free(*id),
                     peak: d.peak,
                     gathering_for: d.gathering,
@@ -197,6 +202,7 @@ impl crate::Arbiter {
             device: c.device,
             lease: c.lease,
             evicted: c.evicted,
+            lodged: self.lodged(id).map(|(_, bytes)| bytes).sum(),
             unused: self.unused(c),
             pinned: c.pinned,
             overhead: c.overhead,

@@ -109,6 +109,11 @@ fn event() -> impl Strategy<Value = Event> {
         }),
         2 => (client(), bytes(), nanos())
             .prop_map(|(client, copied, nanos)| Event::Restored { client, copied, nanos }),
+        3 => (client(), prop::collection::vec(device(), 0..3), bytes(), bytes())
+            .prop_map(|(client, lenders, bytes, most)| Event::LodgingAsked { client, lenders, bytes, most }),
+        2 => (client(), device(), bytes()).prop_map(|(client, lender, bytes)| Event::LodgingLeft { client, lender, bytes }),
+        1 => (client(), prop::collection::vec((device(), bytes()), 0..3))
+            .prop_map(|(client, held)| Event::LodgingHeld { client, held }),
         1 => task().prop_map(|task| Event::Pause { task }),
         1 => task().prop_map(|task| Event::Resume { task }),
         3 => Just(Event::Tick),
@@ -180,6 +185,17 @@ proptest! {
                     Action::Reclaim { client, bytes, .. } => {
                         prop_assert!(!bytes.is_zero());
                         prop_assert!(arbiter.lease(*client).is_some_and(|l| !l.is_zero()));
+                    }
+                    Action::LodgingLent { lender, bytes, .. } => {
+                        let Event::LodgingAsked { bytes: asked, lenders, .. } = &event else {
+                            panic!("nobody asked");
+                        };
+                        prop_assert!(bytes <= asked);
+                        prop_assert!(lender.is_none_or(|lender| lenders.contains(&lender)));
+                    }
+                    Action::LodgingWanted { client, lender, bytes } => {
+                        let there = arbiter.lodged(*client).find(|(device, _)| device == lender);
+                        prop_assert!(!bytes.is_zero() && there.is_some_and(|(_, has)| *bytes <= has));
                     }
                     _ => {}
                 }

@@ -199,6 +199,9 @@ pub struct DeviceRow {
     pub overhead: Bytes,
     /// Held by programs that ebb does not manage.
     pub unmanaged: Bytes,
+    /// Lent to what other cards evicted.
+    #[serde(default)]
+    pub lodged: Bytes,
     /// Neither granted nor held.
     pub free: Bytes,
     /// The most that was ever granted and held at once.
@@ -263,8 +266,14 @@ pub struct ProcessRow {
     pub allocated: Bytes,
     /// On the card.
     pub resident: Bytes,
-    /// In host memory.
+    /// Off the card: in host memory, on disk, or on another card.
     pub evicted: Bytes,
+    /// Of that: on other cards.
+    #[serde(default)]
+    pub lodged: Bytes,
+    /// Of that: on disk.
+    #[serde(default)]
+    pub on_disk: Bytes,
     /// On the card and unused.
     pub cached: Bytes,
     /// Managed memory, which the driver moves between card and host by itself.

@@ -4,10 +4,12 @@
 //! fields in the order in which they are declared below. What arrives is an allegation: [`ToDaemon::decode`] and
 //! [`ToLayer::decode`] check it once, and nothing behind them sees raw bytes.
 
+mod items;
 mod values;
 
 use ebb_units::{Bytes, DeviceUuid};
 
+pub use items::{LodgedAt, WorldProcess};
 pub use values::{ask_kind, deny, feature, outcome, share, sleep};
 
 /// First four bytes of every packet.
@@ -151,32 +153,6 @@ impl Field for SegmentInfo {
     fn get(r: &mut Reader<'_>) -> Option<Self> {
         Some(Self {
             id: u64::get(r)?,
-            bytes: <Bytes as Field>::get(r)?,
-        })
-    }
-}
-
-/// A process of a task on one card, as another process of that task sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorldProcess {
-    /// Its number in the pid namespace of who asks.
-    pub pid: u32,
-    /// Its number as the daemon sees it, which is how NVML lists it if the daemon lives in the host's namespace.
-    pub seen_pid: u32,
-    /// What it is charged with.
-    pub bytes: Bytes,
-}
-
-impl Field for WorldProcess {
-    fn put(&self, out: &mut Vec<u8>) {
-        self.pid.put(out);
-        self.seen_pid.put(out);
-        self.bytes.put(out);
-    }
-    fn get(r: &mut Reader<'_>) -> Option<Self> {
-        Some(Self {
-            pid: u32::get(r)?,
-            seen_pid: u32::get(r)?,
             bytes: <Bytes as Field>::get(r)?,
         })
     }
@@ -500,6 +476,15 @@ messages! {
         52 ArenaFetch { /** Ids. */ segments: Vec<u64> }
         /// Segments whose bytes are in files that a daemon wrote which died; the files travel along, in the same order.
         53 ArenaDeclareStored { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
+        /// Cards on which this one can have memory of its own, over a link that is faster than that to the host.
+        60 LodgingLenders { /** Slot. */ device: u32, /** The cards. */ lenders: Vec<DeviceUuid> }
+        /// Room on another card, for bytes that are about to leave this one. Answered by [`ToLayer::LodgingLent`]; one such question at a
+        /// time.
+        61 LodgingAsk { /** Slot. */ device: u32, /** How much at most. */ bytes: Bytes }
+        /// Room on another card that is not needed (any more).
+        62 LodgingLeft { /** Slot. */ device: u32, /** The card that lent it. */ lender: DeviceUuid, /** How much. */ bytes: Bytes }
+        /// All the room on other cards that this process has; comes after every `Attached`.
+        63 LodgingHeld { /** Slot. */ device: u32, /** Where, and how much. */ held: Vec<LodgedAt> }
     }
 }
 
@@ -582,6 +567,10 @@ messages! {
         53 ArenaBack { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
         /// The daemon cannot read these segments back, or does not know them: it has done with them, and the process has the files.
         54 ArenaBroken { /** Ids. */ segments: Vec<u64> }
+        /// Answer to `LodgingAsk`.
+        60 LodgingLent { /** Slot. */ device: u32, /** The card that lends it; zeros: there is none. */ lender: DeviceUuid, /** How much. */ bytes: Bytes }
+        /// The card that lent this needs it: bring those bytes elsewhere, and say so by `LodgingLeft`.
+        61 LodgingWanted { /** Slot. */ device: u32, /** The card. */ lender: DeviceUuid, /** How much at least. */ bytes: Bytes }
         /// Answer to `AskWorld`.
         40 World {
             /// The card.
@@ -739,6 +728,26 @@ mod tests {
                     text
                 }),
             any::<u64>().prop_map(|order| ToDaemon::WakeMe { order }),
+            (any::<u32>(), prop::collection::vec(any::<[u8; 16]>(), 0..9)).prop_map(|(device, lenders)| {
+                ToDaemon::LodgingLenders {
+                    device,
+                    lenders: lenders.into_iter().map(DeviceUuid).collect(),
+                }
+            }),
+            (
+                any::<u32>(),
+                prop::collection::vec((any::<[u8; 16]>(), any::<u64>()), 0..9)
+            )
+                .prop_map(|(device, held)| {
+                    let at = |(lender, bytes)| LodgedAt {
+                        lender: DeviceUuid(lender),
+                        bytes: Bytes(bytes),
+                    };
+                    ToDaemon::LodgingHeld {
+                        device,
+                        held: held.into_iter().map(at).collect(),
+                    }
+                }),
             any::<u64>().prop_map(|order| ToDaemon::Sleeping { order }),
             (any::<u64>(), any::<[u8; 32]>(), any::<u32>()).prop_map(|(hold, half, from)| {
                 let mut handle = [0; share::HANDLE];
@@ -784,7 +793,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic_or_allocate_much(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u16..42) {
+        fn arbitrary_bytes_never_panic_or_allocate_much(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u16..70) {
             let _ = ToDaemon::decode(&bytes);
             if bytes.len() >= HEADER {
                 let length = u32::try_from(bytes.len() - HEADER).unwrap();

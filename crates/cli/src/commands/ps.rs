@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use ebb_protocol::control::{Payload, Request, Snapshot, TaskRow};
+use ebb_protocol::control::{Payload, ProcessRow, Request, Snapshot, TaskRow};
 use ebb_units::Bytes;
 
 use crate::args::{Global, ListArgs};
@@ -72,7 +72,7 @@ fn tasks(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
     if snapshot.tasks.is_empty() {
         return writeln!(out, "no tasks; `ebb run -- PROGRAM` makes one");
     }
-    let mut table = Table::new(&[
+    let mut columns = vec![
         ("TASK", Left),
         ("NAME", Left),
         ("PRIORITY", Left),
@@ -83,15 +83,23 @@ fn tasks(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
         ("STATE", Left),
         ("ON CARD", Right),
         ("IN HOST", Right),
-        ("CACHED", Right),
-        ("PINNED", Right),
-        ("WHY", Left),
-    ]);
+    ];
+    // The rarer tiers, where something is there.
+    let processes = || snapshot.tasks.iter().flat_map(|task| &task.processes);
+    let lodged = processes().any(|process| !process.lodged.is_zero());
+    let on_disk = processes().any(|process| !process.on_disk.is_zero());
+    columns.extend(lodged.then_some(("OTHER CARD", Right)));
+    columns.extend(on_disk.then_some(("ON DISK", Right)));
+    columns.extend([("CACHED", Right), ("PINNED", Right), ("WHY", Left)]);
+    let amounts = columns.len() - 9;
+    let mut table = Table::new(&columns);
     for task in &snapshot.tasks {
         let mut head = task_cells(task);
         if task.processes.is_empty() {
             let state = if task.paused { "paused" } else { "starting" };
-            head.extend(["-", "-", state, "-", "-", "-", "-", ""].map(String::from));
+            head.extend(["-", "-", state].map(String::from));
+            head.extend(std::iter::repeat_n(String::from("-"), amounts));
+            head.push(String::new());
             table.row(head);
             continue;
         }
@@ -100,14 +108,24 @@ fn tasks(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
             cells.push(process.pid.to_string());
             cells.push(gpu_name(snapshot, process.device));
             cells.push(process.state.clone());
-            // Managed memory has no place of its own in the ledger: what is known to be in host memory is shown there.
-            let in_host = process.evicted.saturating_add(process.managed_out);
-            cells.extend([process.resident, in_host, process.cached, process.pinned].map(amount));
+            cells.extend([process.resident, in_host(process)].map(amount));
+            cells.extend(lodged.then(|| amount(process.lodged)));
+            cells.extend(on_disk.then(|| amount(process.on_disk)));
+            cells.extend([process.cached, process.pinned].map(amount));
             cells.push(process.why.clone());
             table.row(cells);
         }
     }
     table.write(out, 0)
+}
+
+/// What of a process is in host memory. Managed memory has no place of its own in the ledger: what is known to be there is shown there.
+pub(crate) fn in_host(process: &ProcessRow) -> Bytes {
+    let elsewhere = process.lodged.saturating_add(process.on_disk);
+    process
+        .evicted
+        .saturating_sub(elsewhere)
+        .saturating_add(process.managed_out)
 }
 
 fn task_cells(task: &TaskRow) -> Vec<String> {
@@ -129,7 +147,7 @@ fn devices(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
             "{DIM}no GPU is known yet: the first program that uses one will show it{RESET}"
         );
     }
-    let mut table = Table::new(&[
+    let mut columns = vec![
         ("GPU", Right),
         ("NAME", Left),
         ("TOTAL", Right),
@@ -137,13 +155,16 @@ fn devices(out: &mut impl Write, snapshot: &Snapshot) -> std::io::Result<()> {
         ("GRANTED", Right),
         ("OVERHEAD", Right),
         ("UNMANAGED", Right),
-        ("FREE", Right),
-        ("PEAK", Right),
-    ]);
+    ];
+    let lent = snapshot.devices.iter().any(|device| !device.lodged.is_zero());
+    columns.extend(lent.then_some(("LENT", Right)));
+    columns.extend([("FREE", Right), ("PEAK", Right)]);
+    let mut table = Table::new(&columns);
     for device in &snapshot.devices {
         let mut cells = vec![device.index.to_string(), device.name.clone()];
         cells.extend([device.total, device.capacity].map(|bytes| bytes.to_string()));
         cells.extend([device.leased, device.overhead, device.unmanaged].map(amount));
+        cells.extend(lent.then(|| amount(device.lodged)));
         cells.extend([device.free, device.peak].map(|bytes| bytes.to_string()));
         table.row(cells);
     }
@@ -214,6 +235,26 @@ mod tests {
     #[test]
     fn a_busy_card() {
         insta::assert_snapshot!(text(&fixtures::busy()));
+    }
+
+    #[test]
+    fn every_tier_that_holds_something_is_shown() {
+        let mut snapshot = fixtures::busy();
+        let process = &mut snapshot.tasks[1].processes[0];
+        (process.lodged, process.on_disk) = (Bytes::gib(30), Bytes::gib(45));
+        snapshot.devices[0].lodged = Bytes::gib(7);
+        let text = text(&snapshot);
+        for expected in [
+            "OTHER CARD",
+            "30 GiB",
+            "ON DISK",
+            "45 GiB",
+            "5 GiB",
+            "LENT",
+            "7 GiB",
+        ] {
+            assert!(text.contains(expected), "{expected} in {text}");
+        }
     }
 
     #[test]

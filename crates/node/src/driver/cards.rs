@@ -184,12 +184,25 @@ impl Driver {
             };
             process.is_some_and(|process| process.peers.iter().any(here))
         };
-        let known = |pid| account(pid) || coming(pid) || self.departed.contains_key(&pid);
+        let known = |pid| {
+            account(pid) || coming(pid) || self.departed.contains_key(&pid) || self.lodged_lately(pid, id)
+        };
+        // Room that this card lent is in its account already.
+        let lodged = |(pid, used): &(u32, Bytes)| {
+            let lent = ours
+                .get(pid)
+                .filter(|_| !account(*pid))
+                .copied()
+                .unwrap_or_default();
+            (*pid, used.saturating_sub(lent))
+        };
         let visible = |pid: u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
-        let foreign = card
-            .processes
-            .as_ref()
-            .map(|listed| unmanaged(listed, &ours, known, visible));
+        let foreign = card.processes.as_ref().map(|listed| {
+            let listed: Vec<(u32, Bytes)> = listed.iter().map(lodged).collect();
+            let (bytes, mut strangers) = unmanaged(&listed, &ours, known, visible);
+            strangers.retain(|(_, bytes)| !bytes.is_zero());
+            (bytes, strangers)
+        });
         let listed = card.processes.iter().flatten();
         let listed = listed.map(|(pid, _)| (*pid, since(*pid))).collect();
         // While the list has the dead, it is older than their death: it says nothing of what they left.

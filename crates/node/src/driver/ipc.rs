@@ -65,7 +65,12 @@ impl Driver {
     /// What this daemon can do; right after the welcome.
     pub(super) fn tell_features(&mut self, peer: PeerId) {
         let held = if self.sees_processes() { feature::HELD } else { 0 };
-        let bits = feature::SHARE | held;
+        let lodging = if self.config.peer.enabled {
+            feature::LODGING
+        } else {
+            0
+        };
+        let bits = feature::SHARE | held | lodging;
         self.send(peer, &ToLayer::Features { bits }, Vec::new());
     }
 

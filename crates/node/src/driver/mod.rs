@@ -10,6 +10,7 @@ mod disk;
 mod estates;
 mod held;
 mod ipc;
+mod lodging;
 mod memory;
 mod news;
 mod peers;
@@ -153,6 +154,7 @@ pub(crate) struct Driver {
     looked: Option<Time>,
     /// Who wants to hear what its process has on a card, after which poke.
     asked_held: Vec<AskedHeld>,
+    lodged_lately: lodging::Lately,
     cards_trouble: Option<String>,
     devices: BTreeMap<DeviceId, Device>,
 
@@ -250,6 +252,7 @@ impl Driver {
             looked_after: 0,
             looked: None,
             asked_held: Vec::new(),
+            lodged_lately: lodging::Lately::default(),
             cards_trouble: None,
             devices: BTreeMap::new(),
             tasks: BTreeMap::new(),
@@ -500,6 +503,16 @@ impl Driver {
                     );
                 }
             }
+            Action::LodgingLent {
+                client,
+                lender,
+                bytes,
+            } => self.lodging_lent(client, lender, bytes),
+            Action::LodgingWanted {
+                client,
+                lender,
+                bytes,
+            } => self.lodging_wanted(client, lender, bytes),
             Action::Note(note) => match note {
                 Note::Overcommitted { .. } | Note::GuaranteeCut { .. } => say::warning!("{note}"),
                 note => say::debug!("{note}"),
@@ -686,6 +699,7 @@ impl Driver {
             ("event_log", old.event_log != new.event_log),
             ("arena.segment", old.arena.segment != new.arena.segment),
             ("disk", old.disk != new.disk),
+            ("peer.enabled", old.peer.enabled != new.peer.enabled),
         ];
         for (name, changed) in fixed {
             if changed {
@@ -696,6 +710,7 @@ impl Driver {
         self.config.hibernate_after = new.hibernate_after;
         self.config.idle_exit = new.idle_exit;
         self.config.reserve = new.reserve;
+        self.config.peer.limit = new.peer.limit;
         self.config.rules = new.rules;
         self.config.notify = new.notify;
         self.set_rules();

@@ -41,6 +41,8 @@ pub(super) struct Client {
     /// Memory given to other processes by handle, and memory of others that it has.
     pub exported: Bytes,
     pub imported: Bytes,
+    /// Cards that can hold memory of this one's.
+    pub lenders: Vec<DeviceUuid>,
     touches: u64,
     /// Overhead that NVML saw beyond what the library knows of.
     pub extra: Bytes,
@@ -384,6 +386,16 @@ impl Driver {
             ToDaemon::ArenaKept { segments } => self.arena_kept(peer, &segments),
             ToDaemon::ArenaFetch { segments } => self.arena_fetch(peer, &segments),
             ToDaemon::ArenaDeclareStored { segments } => self.arena_declare_stored(peer, segments, fds),
+            ToDaemon::LodgingLenders { device, lenders } => {
+                self.lodging_lenders(peer, DeviceId(device), lenders);
+            }
+            ToDaemon::LodgingAsk { device, bytes } => self.lodging_ask(peer, DeviceId(device), bytes),
+            ToDaemon::LodgingLeft {
+                device,
+                lender,
+                bytes,
+            } => self.lodging_left(peer, DeviceId(device), lender, bytes),
+            ToDaemon::LodgingHeld { device, held } => self.lodging_held(peer, DeviceId(device), &held),
             ToDaemon::Report { query, text } => self.report_arrived(peer, query, &text),
             ToDaemon::Detach { device } => {
                 self.shares_detached(peer, DeviceId(device));
@@ -497,6 +509,7 @@ impl Driver {
                 managed: (Bytes::ZERO, Bytes::ZERO),
                 exported: Bytes::ZERO,
                 imported: Bytes::ZERO,
+                lenders: Vec::new(),
                 touches: 0,
                 extra: Bytes::ZERO,
                 asks: BTreeSet::new(),

@@ -569,6 +569,12 @@ impl Driver {
                     .map_or(Bytes::ZERO, |client| client.usage.overhead);
                 let sum = held.entry(device.uuid).or_default().entry(pid).or_default();
                 *sum = sum.saturating_add(view.lease).saturating_add(own);
+                for (lender, bytes) in self.arbiter.lodged(view.client) {
+                    if let Some(lender) = self.devices.get(&lender) {
+                        let sum = held.entry(lender.uuid).or_default().entry(pid).or_default();
+                        *sum = sum.saturating_add(bytes);
+                    }
+                }
             }
         }
         held

@@ -27,6 +27,7 @@ impl Driver {
                     leased: seen.leased,
                     overhead: seen.overhead,
                     unmanaged: seen.unmanaged,
+                    lodged: seen.lodged,
                     free: seen.free,
                     peak: seen.peak,
                     strangers: super::strangers::rows(&device.strangers),
@@ -109,6 +110,8 @@ impl Driver {
             allocated: Bytes::ZERO,
             resident: Bytes::ZERO,
             evicted: Bytes::ZERO,
+            lodged: Bytes::ZERO,
+            on_disk: Bytes::ZERO,
             cached: Bytes::ZERO,
             managed: Bytes::ZERO,
             managed_out: Bytes::ZERO,
@@ -123,6 +126,8 @@ impl Driver {
             bare.why = "has made no context on a card".into();
             return vec![bare];
         }
+        // A process's segments hold bytes of all its cards: which of them are on disk it alone knows.
+        let mut on_disk = self.arena.on_disk_of(id);
         peer.clients
             .iter()
             .map(|(device, client)| {
@@ -139,6 +144,9 @@ impl Driver {
                     row.lease = seen.lease;
                     row.overhead = seen.overhead;
                     row.evicted = seen.evicted;
+                    row.lodged = seen.lodged.min(seen.evicted);
+                    row.on_disk = on_disk.min(seen.evicted - row.lodged);
+                    on_disk = on_disk.saturating_sub(row.on_disk);
                     row.releases = seen.releases;
                     row.restores = seen.restores;
                     row.since_ms = u64::try_from(now.since(seen.since).as_millis()).unwrap_or(u64::MAX);

@@ -33,6 +33,8 @@ pub mod feature {
     pub const SHARE: u64 = 1;
     /// It sees what each process has on a card: `AskHeld`.
     pub const HELD: u64 = 2;
+    /// It lends room on one card to what another evicts: the messages that begin with `Lodging`.
+    pub const LODGING: u64 = 4;
 }
 
 /// How a process stands to a checkpoint by the driver.

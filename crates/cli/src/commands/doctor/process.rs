@@ -151,10 +151,18 @@ fn write_process(out: &mut impl Write, process: &ProcessRow) -> std::io::Result<
         "releasable, except what is pinned",
     );
     row(
-        "  in host memory",
+        "  off the card",
         process.evicted,
         "comes back with the next call that needs it",
     );
+    for (where_to, bytes) in [
+        ("    on another card", process.lodged),
+        ("    on disk", process.on_disk),
+    ] {
+        if !bytes.is_zero() {
+            row(where_to, bytes, "of that; the rest is in host memory");
+        }
+    }
     row(
         "cached",
         process.cached,

@@ -1,0 +1,53 @@
+//! What messages list.
+
+use ebb_units::{Bytes, DeviceUuid};
+
+use super::{Field, Reader};
+
+/// Room on another card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LodgedAt {
+    /// The card that lends it.
+    pub lender: DeviceUuid,
+    /// How much.
+    pub bytes: Bytes,
+}
+
+impl Field for LodgedAt {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.lender.put(out);
+        self.bytes.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            lender: <DeviceUuid as Field>::get(r)?,
+            bytes: <Bytes as Field>::get(r)?,
+        })
+    }
+}
+
+/// A process of a task on one card, as another process of that task sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorldProcess {
+    /// Its number in the pid namespace of who asks.
+    pub pid: u32,
+    /// Its number as the daemon sees it, which is how NVML lists it if the daemon lives in the host's namespace.
+    pub seen_pid: u32,
+    /// What it is charged with.
+    pub bytes: Bytes,
+}
+
+impl Field for WorldProcess {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.pid.put(out);
+        self.seen_pid.put(out);
+        self.bytes.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            pid: u32::get(r)?,
+            seen_pid: u32::get(r)?,
+            bytes: <Bytes as Field>::get(r)?,
+        })
+    }
+}

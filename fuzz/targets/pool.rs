@@ -33,6 +33,18 @@ impl Backing for Card {
                 self.maps.insert(at, (chunk.0, len));
             }
             Call::Unmap { chunk, at, len } => assert_eq!(self.maps.remove(&at), Some((chunk.0, len))),
+            Call::Copy {
+                from,
+                to,
+                offset,
+                source,
+                target,
+                len,
+            } => {
+                assert!(len > 0 && offset + len <= 16);
+                assert_eq!(self.maps.get(&(source - offset)), Some(&(from.0, 16)));
+                assert_eq!(self.maps.get(&(target - offset)), Some(&(to.0, 16)));
+            }
             Call::Release { chunk, len } => {
                 assert!(self.maps.values().all(|(id, _)| *id != chunk.0));
                 assert_eq!(self.chunks.remove(&chunk.0), Some(len));
@@ -145,13 +157,26 @@ fuzz_target!(|data: &[u8]| {
                 }
             }
             7 if op[2] & 7 == 0 => world.pool.all_done(),
+            7 if op[2] & 7 == 1 => {
+                let plan = world.pool.meshable().first().and_then(|pair| world.pool.mesh(*pair));
+                world.plans.extend(plan);
+            }
+            7 if op[2] & 7 == 2 => world.plans.extend(world.pool.mend()),
+            7 if op[2] & 7 == 3 => {
+                if let Some(at) = world.live.keys().copied().nth(usize::from(op[1])) {
+                    _ = world.pool.pin(at);
+                }
+            }
+            7 if op[2] & 7 == 4 => world.pool.end(stream),
             _ => world.pool.done(stream, Mark(world.marks)),
         }
         world.pool.check().expect("the pool's invariants hold");
     }
     while !world.plans.is_empty() {
         world.finish(0, false);
+        world.plans.extend(world.pool.mend());
     }
+    assert!(!world.pool.torn());
     while !world.live.is_empty() {
         world.free(0, Stream(0), &[]);
     }

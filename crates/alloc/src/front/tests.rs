@@ -34,7 +34,7 @@ impl Driver for Count {
             Call::Create { len, .. } => self.created.fetch_add(len, Ordering::Relaxed),
             Call::Release { len, .. } => self.released.fetch_add(len, Ordering::Relaxed),
             Call::Map { .. } => self.maps.fetch_add(1, Ordering::Relaxed),
-            Call::Unmap { .. } | Call::Wait { .. } => 0,
+            Call::Unmap { .. } | Call::Wait { .. } | Call::Copy { .. } => 0,
         };
         Ok(())
     }

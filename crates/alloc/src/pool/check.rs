@@ -11,7 +11,8 @@ impl Pool {
     pub fn check(&self) -> Result<(), String> {
         self.check_chunks()?;
         self.check_bytes()?;
-        self.check_views()
+        self.check_views()?;
+        self.check_shadows()
     }
 
     fn check_chunks(&self) -> Result<(), String> {
@@ -76,10 +77,6 @@ impl Pool {
         Ok(())
     }
 
-    fn plans_hold_nothing(&self) -> bool {
-        self.counters.in_plans == 0
-    }
-
     /// Whether a span is free, as one run.
     fn usable(&self, at: u64, len: u64) -> bool {
         self.runs
@@ -103,7 +100,10 @@ impl Pool {
                     }
                     spans.extend(extents.into_iter().map(|(home, len)| (home, len, true)));
                 }
-                None => spans.push((block.at, block.len, true)),
+                None => spans.extend(
+                    self.settled(block.at, block.len)
+                        .map(|(home, len)| (home, len, true)),
+                ),
             }
         }
         spans.sort_unstable();
@@ -141,6 +141,54 @@ impl Pool {
         }
         if self.runs.total() != self.runs.iter().map(|(_, run)| run.len).sum::<u64>() {
             return Err("the sum of free bytes is wrong".into());
+        }
+        Ok(())
+    }
+
+    /// Where the bytes of these addresses are that no plan moves, by their home addresses.
+    fn settled(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let granule = self.config.granule;
+        let (mut from, mut still) = (at, Vec::new());
+        for place in self.meshes.places() {
+            if place + granule > from && place < at + len {
+                if place > from {
+                    still.push((from, place - from));
+                }
+                from = place + granule;
+            }
+        }
+        if from < at + len {
+            still.push((from, at + len - from));
+        }
+        still.into_iter().flat_map(|(at, len)| self.homes(at, len))
+    }
+
+    /// What is shown in the place of granules that were meshed, and what lives there.
+    fn check_shadows(&self) -> Result<(), String> {
+        let granule = self.config.granule;
+        let all = self.live.values().chain(self.late.iter().map(|late| &late.block));
+        let all: Vec<(u64, u64)> = all
+            .map(|block| (block.at, block.len))
+            .chain(self.meshes.parked())
+            .collect();
+        for (&at, shadow) in &self.meshes.shadows {
+            let chunk = self.chunks.get(shadow.chunk);
+            if chunk.map(|chunk| (chunk.home, chunk.state)) != Some((shadow.home, State::Active)) {
+                return Err(format!("{at:#x} shows a chunk that is {chunk:?}"));
+            }
+            if !self.meshes.has_place(at) && self.chunks.at(at) != Some(shadow.chunk) {
+                return Err(format!("{at:#x} does not show chunk {}", shadow.chunk.0));
+            }
+            let used: u64 = all
+                .iter()
+                .map(|&(from, len)| (from + len).min(at + granule).saturating_sub(from.max(at)))
+                .sum();
+            if used != shadow.used || used == 0 {
+                return Err(format!("{used} bytes are used at {at:#x}, not {}", shadow.used));
+            }
+            if !self.runs.inside(at, granule).eq([]) {
+                return Err(format!("{at:#x} has free bytes and is not their home"));
+            }
         }
         Ok(())
     }

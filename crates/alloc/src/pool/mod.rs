@@ -18,6 +18,8 @@
 //! is made anew in parts first (nothing lives in it, so nothing is copied). At granules that blocks share, their chunk is a
 //! single granule.
 //!
+//! Small blocks that keep granules apart from each other can be brought together without changing an address: [`Pool::meshable`].
+//!
 //! The pool calls nobody, reads no clock and takes no lock; see [`Plan`].
 //!
 //! # Invariants
@@ -27,6 +29,7 @@
 mod check;
 mod chunks;
 mod config;
+mod mesh;
 mod place;
 mod plan;
 mod release;
@@ -44,6 +47,8 @@ use crate::{AddressSpace, GiveBackError};
 pub use chunks::ChunkId;
 use chunks::{Chunks, State};
 pub use config::{Config, SettingError};
+use mesh::Meshes;
+pub use mesh::{Pair, PinError};
 use plan::Aim;
 pub use plan::{Backing, Call, Plan};
 pub use release::Watermarks;
@@ -115,6 +120,9 @@ pub enum Finished {
     Failed,
 }
 
+/// The last work of each of several streams.
+type Works = Vec<(Stream, Mark)>;
+
 /// A free that is none.
 pub type FreeError = GiveBackError;
 
@@ -139,11 +147,15 @@ pub struct Pool {
     chunks: Chunks,
     views: Views,
     /// Mappings that nobody needs, and the work that may still use them.
-    stale: BTreeMap<u64, (Stream, Mark)>,
+    stale: BTreeMap<u64, Works>,
+    /// Granules that share one, and blocks that must not.
+    meshes: Meshes,
     /// Chunks that have lost their home in a failure: to be released.
     orphans: BTreeSet<ChunkId>,
     /// How far each stream was when it was last told.
     done: BTreeMap<Stream, Mark>,
+    /// Streams that ended while plans were under way, and how many plans there had been by then: what these hold of theirs is anyone's.
+    ended: BTreeMap<Stream, u64>,
     counters: Counters,
     /// Most active bytes since the last [`Pool::tick`], and in the time before it.
     demand: [u64; 2],
@@ -171,8 +183,10 @@ impl Pool {
             chunks: Chunks::default(),
             views: Views::default(),
             stale: BTreeMap::new(),
+            meshes: Meshes::default(),
             orphans: BTreeSet::new(),
             done: BTreeMap::new(),
+            ended: BTreeMap::new(),
             counters: Counters::default(),
             demand: [0; 2],
         }
@@ -228,6 +242,7 @@ impl Pool {
             });
         };
         self.counters.freed(&block);
+        self.meshes.unpin_all(at);
         let late: Vec<(Stream, Mark)> = others
             .iter()
             .copied()
@@ -295,9 +310,10 @@ impl Pool {
             self.done(stream, Mark(u64::MAX));
         }
         for last in self.stale.values_mut() {
-            last.1 = Mark(0);
+            last.clear();
         }
         self.views.settled();
+        self.meshes.settled(None);
         self.done.clear();
     }
 
@@ -305,10 +321,43 @@ impl Pool {
     pub fn end(&mut self, stream: Stream) {
         self.done(stream, Mark(u64::MAX));
         self.done.remove(&stream);
-        self.views.ended(stream);
-        for last in self.stale.values_mut().filter(|last| last.0 == stream) {
-            last.1 = Mark(0);
+        // Done for good, though others still use the block: its mark would be taken for one of whoever gets the number next.
+        for late in self.late.iter_mut().filter(|late| late.stream == stream) {
+            late.mark = Mark(0);
         }
+        self.views.ended(stream);
+        self.meshes.settled(Some(stream));
+        for last in self.stale.values_mut() {
+            last.retain(|last| last.0 != stream);
+        }
+        if !self.plans_hold_nothing() {
+            self.ended.insert(stream, self.counters.plans);
+        }
+    }
+
+    /// Whether all bytes are in the tables: no plan is out, and none has torn anything.
+    fn plans_hold_nothing(&self) -> bool {
+        self.counters.in_plans == 0 && !self.meshes.is_moving()
+    }
+
+    /// Whether a stream has ended since the plan of this number was made.
+    fn has_ended(&self, stream: Stream, plan: u64) -> bool {
+        self.ended.get(&stream).is_some_and(|plans| *plans >= plan)
+    }
+
+    /// What a plan of this number says of the bytes that it held, as it is now.
+    fn since(&self, plan: u64, owner: Owner, mark: Mark) -> (Owner, Mark) {
+        match owner {
+            Owner::Stream(stream) if self.has_ended(stream, plan) => (Owner::Anyone, Mark(0)),
+            _ => (owner, mark),
+        }
+    }
+
+    /// A plan goes out.
+    fn hand_out(&mut self, plan: &mut Plan) {
+        self.counters.in_plans += 1;
+        self.counters.plans += 1;
+        plan.number = self.counters.plans;
     }
 
     fn is_done(&self, stream: Stream, mark: Mark) -> bool {
@@ -317,7 +366,16 @@ impl Pool {
 
     /// Enters the result of a plan of which the first `done` calls were made.
     pub fn finish(&mut self, plan: Plan, done: usize) -> Finished {
+        let finished = self.finish_one(plan, done);
+        if self.plans_hold_nothing() {
+            self.ended.clear();
+        }
+        finished
+    }
+
+    fn finish_one(&mut self, plan: Plan, done: usize) -> Finished {
         let Plan {
+            number,
             calls,
             aim,
             held,
@@ -329,11 +387,21 @@ impl Pool {
         } = plan;
         self.counters.in_plans -= 1;
         let all = done >= calls.len();
-        for call in &calls[..done.min(calls.len())] {
-            self.enter(call, &kept);
+        let made = &calls[..done.min(calls.len())];
+        let unmaps = unmaps.into_iter().map(|(at, mut last)| {
+            last.retain(|last| !self.has_ended(last.0, number));
+            (at, last)
+        });
+        let unmaps: Vec<(u64, Works)> = unmaps.collect();
+        if let Aim::Mesh(from) = aim {
+            let finished = self.finish_mesh(from, made, all, number);
+            self.still_stale(unmaps);
+            return finished;
         }
+        self.enter_all(made, &kept, number);
         for (at, run) in held {
-            self.give(at, run.len, run.owner, run.mark);
+            let (owner, mark) = self.since(number, run.owner, run.mark);
+            self.give(at, run.len, owner, mark);
         }
         for (id, owner, mark) in chunks {
             let Some(chunk) = self.chunks.get(id) else {
@@ -349,16 +417,13 @@ impl Pool {
             let (home, len) = (chunk.home, chunk.len);
             if chunk.maps.contains(&home) {
                 self.chunks.set(id, State::Idle);
+                let (owner, mark) = self.since(number, owner, mark);
                 self.give(home, len, owner, mark);
             } else {
                 self.orphans.insert(id);
             }
         }
-        for (at, last) in unmaps {
-            if self.chunks.at(at).is_some() {
-                self.stale.insert(at, last);
-            }
-        }
+        self.still_stale(unmaps);
         for (at, len) in kept {
             self.settle(at, len);
         }
@@ -389,15 +454,35 @@ impl Pool {
                 // A view that was not completed: its mappings serve nobody.
                 if let Some(draft) = view {
                     let parts = self.parts(draft.base, draft.len);
-                    self.strand(parts, (Stream(0), Mark(0)));
+                    self.strand(parts, None);
                 }
                 self.counters.failed += 1;
                 Finished::Failed
             }
             Aim::Less if all => Finished::Less,
-            Aim::Less => {
+            Aim::Less | Aim::Mesh(_) => {
                 self.counters.failed += 1;
                 Finished::Failed
+            }
+        }
+    }
+
+    /// Mappings that a plan was to take away and did not.
+    fn still_stale(&mut self, unmaps: Vec<(u64, Works)>) {
+        for (at, last) in unmaps {
+            if self.chunks.at(at).is_some() {
+                self.stale.insert(at, last);
+            }
+        }
+    }
+
+    /// Enters calls that were made.
+    fn enter_all(&mut self, calls: &[Call], kept: &[(u64, u64)], plan: u64) {
+        for call in calls {
+            match *call {
+                // Its number may be another's by now.
+                Call::Wait { stream, .. } if self.has_ended(stream, plan) => {}
+                _ => self.enter(call, kept),
             }
         }
     }
@@ -430,6 +515,7 @@ impl Pool {
                     self.give_addresses(at, len);
                 }
             }
+            Call::Copy { len, .. } => self.counters.copied += len,
             Call::Release { chunk, len } => {
                 self.chunks.released(chunk);
                 self.orphans.remove(&chunk);
@@ -452,7 +538,7 @@ impl Pool {
         if gaps.is_empty() && mapped.iter().all(|(_, id)| at_home(*id)) && self.views.replace(at, &mapped) {
             return;
         }
-        let last = self.views.last_at(at).unwrap_or((Stream(0), Mark(0)));
+        let last = self.views.last_at(at);
         let unneeded = self.views.kill_at(at);
         self.views.unmapped(at);
         self.strand(unneeded, last);
@@ -512,7 +598,11 @@ impl Pool {
     /// Frees the bytes of a block.
     fn vacate(&mut self, block: &Block, owner: Owner, mark: Mark) {
         let Some(extents) = self.views.extents(block.at, block.len) else {
-            self.give(block.at, block.len, owner, mark);
+            if self.meshes.is_empty() {
+                self.give(block.at, block.len, owner, mark);
+            } else {
+                self.vacate_at(block.at, block.len, owner, mark);
+            }
             return;
         };
         for (home, len) in extents {
@@ -523,13 +613,22 @@ impl Pool {
             Owner::Anyone => (Stream(0), Mark(0)),
         };
         let unneeded = self.views.leave(block.at, last);
-        self.strand(unneeded, last);
+        self.strand(unneeded, Some(last));
     }
 
     /// These mappings serve nobody any more.
-    fn strand(&mut self, mappings: Vec<(u64, ChunkId)>, last: (Stream, Mark)) {
+    fn strand(&mut self, mappings: Vec<(u64, ChunkId)>, last: Option<(Stream, Mark)>) {
         for (at, _) in mappings {
-            self.stale.insert(at, last);
+            let last = last.filter(|last| last.1 != Mark(0));
+            self.stale.insert(at, last.into_iter().collect());
+        }
+    }
+
+    /// The work that may use a mapping beside a home, which no block lives at.
+    fn last_at(&self, at: u64) -> Works {
+        match self.views.last_at(at) {
+            Some(last) => vec![last],
+            None => self.stale.get(&at).cloned().unwrap_or_default(),
         }
     }
 

@@ -204,7 +204,7 @@ impl Pool {
             self.recut(&mut plan, id, &cuts, stream);
         }
         self.sweep(&mut plan);
-        self.counters.in_plans += 1;
+        self.hand_out(&mut plan);
         Step::Run(Box::new(plan))
     }
 
@@ -291,12 +291,14 @@ impl Pool {
         }
         for at in maps {
             if at != home {
-                let last = self.views.last_at(at).or_else(|| self.stale.get(&at).copied());
-                let last = last.unwrap_or((Stream(0), Mark(0)));
-                self.wait(plan, last.0, last.1);
+                let last = self.last_at(at);
+                for &(stream, mark) in &last {
+                    self.wait(plan, stream, mark);
+                }
                 if !kept.contains(&at) {
+                    let of_view = self.views.last_at(at);
                     let unneeded = self.views.kill_at(at);
-                    self.strand(unneeded, last);
+                    self.strand(unneeded, of_view);
                     // It goes with this plan.
                     self.stale.remove(&at);
                     plan.unmaps.push((at, last));
@@ -575,7 +577,7 @@ impl Pool {
             self.make(&mut plan, from, self.config.granule, stream);
         }
         self.sweep(&mut plan);
-        self.counters.in_plans += 1;
+        self.hand_out(&mut plan);
         Step::Run(Box::new(plan))
     }
 
@@ -693,7 +695,7 @@ impl Pool {
         }
         self.counters.stitched += 1;
         self.sweep(&mut plan);
-        self.counters.in_plans += 1;
+        self.hand_out(&mut plan);
         Step::Run(Box::new(plan))
     }
 

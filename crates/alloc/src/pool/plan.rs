@@ -6,7 +6,7 @@
 
 use super::chunks::ChunkId;
 use super::runs::{Owner, Run};
-use super::{Mark, Stream};
+use super::{Mark, Stream, Works};
 
 /// One call of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,22 @@ pub enum Call {
         /// Its size.
         len: u64,
     },
+    /// Copy bytes of one chunk into another, at the same offset, and wait until they are there. Both are mapped.
+    #[doc(alias = "cuMemcpyDtoD")]
+    Copy {
+        /// From which.
+        from: ChunkId,
+        /// To which.
+        to: ChunkId,
+        /// Where in both.
+        offset: u64,
+        /// An address of the first byte to read.
+        source: u64,
+        /// An address of the first byte to write.
+        target: u64,
+        /// How many bytes.
+        len: u64,
+    },
     /// Give a chunk back. It is mapped nowhere.
     #[doc(alias = "cuMemRelease")]
     Release {
@@ -74,6 +90,8 @@ pub trait Backing {
 #[must_use = "what a plan uses stays reserved until the pool hears what became of it"]
 #[derive(Debug)]
 pub struct Plan {
+    /// How many plans there were with it.
+    pub(super) number: u64,
     pub(super) calls: Vec<Call>,
     pub(super) aim: Aim,
     /// Free bytes of chunks in use that were taken out: they return first.
@@ -83,7 +101,7 @@ pub struct Plan {
     /// Addresses that may have nothing behind them afterwards.
     pub(super) ranges: Vec<(u64, u64)>,
     /// Mappings beside homes that it takes away, and the work that may use them.
-    pub(super) unmaps: Vec<(u64, (Stream, Mark))>,
+    pub(super) unmaps: Vec<(u64, Works)>,
     /// Mappings in views that are made anew, in parts: start and length.
     pub(super) kept: Vec<(u64, u64)>,
     /// Chunks that it holds only to take mappings of them away.
@@ -104,6 +122,8 @@ pub(super) enum Aim {
     },
     /// Less memory, or fewer mappings.
     Less,
+    /// The blocks of this chunk in another one, at the addresses that they have; or what is left of such a plan put right.
+    Mesh(ChunkId),
 }
 
 /// A view to be.
@@ -119,6 +139,7 @@ pub(super) struct Draft {
 impl Plan {
     pub(super) const fn new(aim: Aim) -> Self {
         Self {
+            number: 0,
             calls: Vec::new(),
             aim,
             held: Vec::new(),
@@ -128,6 +149,12 @@ impl Plan {
             kept: Vec::new(),
             swept: Vec::new(),
         }
+    }
+
+    /// Whether its calls may be made only while no work can touch any block, neither queued nor to come: it moves live bytes.
+    #[must_use]
+    pub const fn exclusive(&self) -> bool {
+        matches!(self.aim, Aim::Mesh(_))
     }
 
     /// The calls, in the order in which they have to be made.

@@ -3,7 +3,7 @@
 use super::chunks::State;
 use super::plan::{Aim, Call, Plan};
 use super::views::ViewId;
-use super::{Mark, Pool, Stream};
+use super::{Mark, Pool};
 
 /// When idle memory goes back to the device.
 ///
@@ -83,7 +83,7 @@ impl Pool {
         if plan.calls.is_empty() {
             return None;
         }
-        self.counters.in_plans += 1;
+        self.hand_out(&mut plan);
         Some(plan)
     }
 
@@ -97,20 +97,15 @@ impl Pool {
 
     /// Gives a view up.
     pub(super) fn drop_view(&mut self, id: ViewId) {
-        let last = self.views.get(id).map_or((Stream(0), Mark(0)), |view| view.last);
+        let last = self.views.get(id).map(|view| view.last);
         let unneeded = self.views.kill(id);
         self.strand(unneeded, last);
     }
 
     /// Takes up to `most` mappings that serve nobody away. Those of chunks in use stay: another plan may come for the chunk.
     pub(super) fn unmap_stale(&mut self, plan: &mut Plan, most: usize) {
-        let some: Vec<(u64, (Stream, Mark))> = self
-            .stale
-            .iter()
-            .take(most)
-            .map(|(&at, &last)| (at, last))
-            .collect();
-        for (at, last) in some {
+        let some: Vec<u64> = self.stale.keys().take(most).copied().collect();
+        for at in some {
             let Some(chunk) = self.chunks.at(at) else {
                 self.stale.remove(&at);
                 continue;
@@ -125,8 +120,10 @@ impl Pool {
             } else if !ours {
                 continue;
             }
-            self.stale.remove(&at);
-            self.wait(plan, last.0, last.1);
+            let last = self.stale.remove(&at).unwrap_or_default();
+            for &(stream, mark) in &last {
+                self.wait(plan, stream, mark);
+            }
             plan.calls.push(Call::Unmap { chunk, at, len });
             plan.unmaps.push((at, last));
         }

@@ -178,6 +178,24 @@ impl Runs {
             .collect()
     }
 
+    /// What of these bytes is free, in order: start and length.
+    pub(super) fn inside(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let end = at + len;
+        let first = self.containing(at).map_or(at, |(start, _)| start);
+        let runs = self.runs.range(first..end);
+        let mut pieces = runs
+            .map(move |(&start, run)| (start.max(at), (start + run.len).min(end) - start.max(at)))
+            .peekable();
+        // Runs of several owners may touch.
+        std::iter::from_fn(move || {
+            let mut piece = pieces.next()?;
+            while let Some(next) = pieces.next_if(|next| piece.0 + piece.1 == next.0) {
+                piece.1 += next.1;
+            }
+            Some(piece)
+        })
+    }
+
     /// The run with this address in it.
     pub(super) fn containing(&self, at: u64) -> Option<(u64, Run)> {
         let (&start, &run) = self.runs.range(..=at).next_back()?;

@@ -1,5 +1,7 @@
 //! [`Pool::segments`]: what lies where, and the same in the form that PyTorch's memory tools read.
 
+use std::collections::BTreeMap;
+
 use super::{Block, Pool};
 
 /// What a piece of a segment is.
@@ -38,6 +40,7 @@ impl Pool {
             .map(|(at, run)| (at, run.len, Use::Free))
             .collect();
         let mut views = Vec::new();
+        let mut shown: BTreeMap<u64, Pieces> = BTreeMap::new();
         let live = self.live.values().map(|block| (block, Use::Block(block.size)));
         let late = self
             .late
@@ -52,15 +55,26 @@ impl Pool {
                     view: true,
                     pieces: vec![(at, len, what)],
                 });
-            } else {
+            } else if self.meshes.is_empty() {
                 spans.push((at, len, what));
+            } else {
+                self.shown(at, len, what, &mut spans, &mut shown);
             }
+        }
+        for (at, mut pieces) in shown {
+            pieces.sort_unstable_by_key(|piece| piece.0);
+            views.push(Segment {
+                at,
+                len: self.config.granule,
+                view: true,
+                pieces: covered(at, self.config.granule, pieces),
+            });
         }
         spans.sort_unstable_by_key(|span| span.0);
         let mut homes: Vec<(u64, u64)> = self
             .chunks
             .iter()
-            .filter(|(_, chunk)| chunk.maps.contains(&chunk.home))
+            .filter(|(_, chunk)| chunk.maps.contains(&chunk.home) && !self.meshes.has_place(chunk.home))
             .map(|(_, chunk)| (chunk.home, chunk.len))
             .collect();
         homes.sort_unstable();
@@ -78,22 +92,61 @@ impl Pool {
         }
         let mut spans = spans.into_iter().peekable();
         for segment in &mut segments {
-            let (mut from, end) = (segment.at, segment.at + segment.len);
-            while let Some(span) = spans.next_if(|span| span.0 < end) {
-                if span.0 > from {
-                    segment.pieces.push((from, span.0 - from, Use::Away));
-                }
-                from = span.0 + span.1;
-                segment.pieces.push(span);
-            }
-            if from < end {
-                segment.pieces.push((from, end - from, Use::Away));
-            }
+            let end = segment.at + segment.len;
+            let own = std::iter::from_fn(|| spans.next_if(|span| span.0 < end));
+            segment.pieces = covered(segment.at, segment.len, own);
         }
         segments.append(&mut views);
         segments.sort_unstable_by_key(|segment| segment.at);
         segments
     }
+
+    /// A block's pieces: at home, and in granules that others' memory is shown at, or that a plan moves. What it was asked for is said of
+    /// the first bytes.
+    fn shown(&self, at: u64, len: u64, what: Use, spans: &mut Pieces, shown: &mut BTreeMap<u64, Pieces>) {
+        let (granule, end) = (self.config.granule, at + len);
+        let mut from = at;
+        while from < end {
+            let start = self.config.down(from);
+            let elsewhere = |start| self.meshes.shadows.contains_key(&start) || self.meshes.has_place(start);
+            let mut to = start + granule;
+            while !elsewhere(start) && to < end && !elsewhere(to) {
+                to += granule;
+            }
+            let to = to.min(end);
+            let part = |size: u64| size.saturating_sub(from - at).min(to - from);
+            let what = match what {
+                Use::Block(size) => Use::Block(part(size)),
+                Use::Late(size) => Use::Late(part(size)),
+                other => other,
+            };
+            if elsewhere(start) {
+                shown.entry(start).or_default().push((from, to - from, what));
+            } else {
+                spans.push((from, to - from, what));
+            }
+            from = to;
+        }
+    }
+}
+
+/// Start, length and use.
+type Pieces = Vec<(u64, u64, Use)>;
+
+/// The pieces, and what lies between them.
+fn covered(at: u64, len: u64, pieces: impl IntoIterator<Item = (u64, u64, Use)>) -> Pieces {
+    let (mut from, mut all) = (at, Pieces::new());
+    for piece in pieces {
+        if piece.0 > from {
+            all.push((from, piece.0 - from, Use::Away));
+        }
+        from = piece.0 + piece.1;
+        all.push(piece);
+    }
+    if from < at + len {
+        all.push((from, at + len - from, Use::Away));
+    }
+    all
 }
 
 /// The segments as `torch.cuda.memory._snapshot()` would have them, pickled (protocol 2): for PyTorch's own viewer and tools.

@@ -59,6 +59,12 @@ pub struct Stats {
     pub stitched_total: u64,
     /// Chunks that were made anew in parts.
     pub cuts_total: u64,
+    /// Granules that others' memory is shown at, since they were meshed.
+    pub shadows: u64,
+    /// Granules that were meshed into others.
+    pub meshed_total: u64,
+    /// Bytes that were copied for it.
+    pub copied_total: u64,
     /// Plans that a failed call ended.
     pub failed_total: u64,
     /// About what the pool's own records take.
@@ -96,6 +102,10 @@ pub(super) struct Counters {
     pub(super) stitched: u64,
     pub(super) cuts: u64,
     pub(super) failed: u64,
+    pub(super) meshed: u64,
+    pub(super) copied: u64,
+    /// Plans ever.
+    pub(super) plans: u64,
     /// Plans that were handed out and are not back.
     pub(super) in_plans: u64,
     total: u64,
@@ -119,6 +129,9 @@ impl Default for Counters {
             stitched: 0,
             cuts: 0,
             failed: 0,
+            meshed: 0,
+            copied: 0,
+            plans: 0,
             in_plans: 0,
             total: 0,
             classes: [ClassStats::default(); CLASSES],
@@ -193,6 +206,9 @@ impl Pool {
             unmap_calls: counters.unmaps,
             stitched_total: counters.stitched,
             cuts_total: counters.cuts,
+            shadows: self.meshes.shadows.len() as u64,
+            meshed_total: counters.meshed,
+            copied_total: counters.copied,
             failed_total: counters.failed,
             records: self.records(),
         }
@@ -244,7 +260,8 @@ impl Pool {
             + self.chunks.len() * CHUNK
             + self.chunks.mappings() * MAPPING
             + self.views.len() * size_of::<super::views::View>()
-            + parts * PART;
+            + parts * PART
+            + self.meshes.shadows.len() * (MAPPING + size_of::<super::mesh::Shadow>());
         (bytes + bytes / 2 + size_of::<Self>()) as u64
     }
 }

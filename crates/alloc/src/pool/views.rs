@@ -228,6 +228,13 @@ impl Views {
             .map(|(id, _)| *id)
     }
 
+    /// Whether a block lives in the view with a mapping here.
+    pub(super) fn is_used_at(&self, start: u64) -> bool {
+        self.of(start)
+            .and_then(|id| self.views.get(&id))
+            .is_some_and(|view| view.used)
+    }
+
     /// The work that may still use the view with a mapping here.
     pub(super) fn last_at(&self, start: u64) -> Option<(Stream, Mark)> {
         self.views.get(&self.of(start)?).map(|view| view.last)

@@ -1,6 +1,9 @@
 //! How many events a second the arbiter takes in, on one core, for 10 to 10,000 tasks.
 //!
-//! `cargo run --release -p ebb-policy --example speed [SECONDS-PER-ROW]`
+//! `cargo run --release -p ebb-policy --example speed [SECONDS-PER-ROW [MIX [TASKS [eight|one]]]]`
+//!
+//! With `digest` for the seconds, it prints for each row a number that depends on every action of its first events: two
+//! versions of the arbiter that decide alike print the same.
 //!
 //! Time is the thread's time on the processor, and includes what it takes to play the programs.
 //!
@@ -33,6 +36,8 @@ struct Program {
 
 struct World {
     arbiter: Arbiter,
+    /// Of all actions, if somebody wants to compare.
+    digest: Option<u64>,
     now: u64,
     mix: Mix,
     programs: Vec<Program>,
@@ -50,6 +55,7 @@ impl World {
         };
         let mut world = Self {
             arbiter: Arbiter::new(PolicyConfig::default()),
+            digest: None,
             now: 1,
             mix,
             programs: vec![Program::default(); usize::try_from(tasks).expect("few")],
@@ -95,7 +101,13 @@ impl World {
 
     fn feed(&mut self, event: &Event) {
         self.arbiter.handle_into(Time(self.now), event, &mut self.actions);
-        for action in std::mem::take(&mut self.actions) {
+        let mut actions = std::mem::take(&mut self.actions);
+        if let Some(digest) = &mut self.digest {
+            for byte in format!("{} {actions:?}", self.now).bytes() {
+                *digest = (*digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        }
+        for action in actions.drain(..) {
             match action {
                 Action::Grant { client, bytes, .. } => {
                     let p = &mut self.programs[usize::try_from(client.0).expect("small")];
@@ -134,6 +146,8 @@ impl World {
                 _ => {}
             }
         }
+        // Kept for its memory.
+        self.actions = actions;
     }
 
     /// The next thing that happens: an answer to an order, a deadline, or something that a program does.
@@ -220,10 +234,10 @@ fn cpu_seconds() -> f64 {
 }
 
 fn main() {
-    let seconds: f64 = std::env::args()
-        .nth(1)
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(1.0);
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |at: usize, what: &str| args.get(at).is_none_or(|a| a == what);
+    let digest = args.first().is_some_and(|a| a == "digest");
+    let seconds: f64 = args.first().and_then(|s| s.parse().ok()).unwrap_or(1.0);
     println!(
         "{:>10} {:>6} {:>7} {:>14} {:>10}",
         "mix", "cards", "tasks", "events/s", "ns/event"
@@ -235,8 +249,26 @@ fn main() {
     ] {
         for eight in [true, false] {
             for tasks in [10, 100, 1000, 10_000] {
+                if !wanted(1, name)
+                    || !wanted(2, &tasks.to_string())
+                    || !wanted(3, if eight { "eight" } else { "one" })
+                {
+                    continue;
+                }
                 let cards = if eight { u64::max(1, tasks / 8) } else { 1 };
                 let mut world = World::new(tasks, cards, mix);
+                if digest {
+                    world.digest = Some(0xcbf2_9ce4_8422_2325);
+                    for _ in 0..60 * tasks.max(1000) {
+                        let event = world.next();
+                        world.feed(&event);
+                    }
+                    println!(
+                        "{name:>10} {cards:>6} {tasks:>7} {:016x}",
+                        world.digest.unwrap_or_default()
+                    );
+                    continue;
+                }
                 // Until everybody has begun.
                 for _ in 0..30 * tasks {
                     let event = world.next();

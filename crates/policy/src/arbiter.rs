@@ -8,7 +8,8 @@ use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
 use crate::action::{Action, DenyReason, Depth, Note, ReclaimReason, Refusal};
 use crate::config::PolicyConfig;
 use crate::event::{AskId, AskKind, Event, Outcome, TaskSpec, Tenant, Usage};
-use crate::state::{Ask, Client, Device, Task};
+use crate::state::{Ask, Client, Device, RankKey, Task};
+use crate::table::Table;
 use crate::time::Time;
 use crate::view::ClientState;
 
@@ -21,9 +22,9 @@ pub struct Arbiter {
     pub(crate) config: PolicyConfig,
     /// The time of the last event. An earlier one later on counts as this.
     pub(crate) now: Time,
-    pub(crate) devices: BTreeMap<DeviceId, Device>,
-    pub(crate) tasks: BTreeMap<TaskId, Task>,
-    pub(crate) clients: BTreeMap<ClientId, Box<Client>>,
+    pub(crate) devices: Table<DeviceId, Device>,
+    pub(crate) tasks: Table<TaskId, Task>,
+    pub(crate) clients: Table<ClientId, Client>,
     pub(crate) last_order: u64,
     /// Events so far; counted where the books are checked after them.
     pub(crate) handled: u64,
@@ -33,6 +34,9 @@ pub struct Arbiter {
     pub(crate) rechecks: BTreeSet<(Time, DeviceId)>,
     /// Devices on which something changed in this event.
     pub(crate) dirty: Vec<DeviceId>,
+    /// Memory for lists that are made in each pass.
+    pub(crate) changed: Vec<ClientId>,
+    pub(crate) ranks: Vec<RankKey>,
     /// Tasks whose pause waits.
     pub(crate) put_off: BTreeSet<TaskId>,
     /// Paused tasks of which nobody was told yet that they are off.
@@ -52,14 +56,16 @@ impl Arbiter {
         Self {
             config,
             now: Time::default(),
-            devices: BTreeMap::new(),
-            tasks: BTreeMap::new(),
-            clients: BTreeMap::new(),
+            devices: Table::default(),
+            tasks: Table::default(),
+            clients: Table::default(),
             last_order: 0,
             handled: 0,
             wakes: BTreeSet::new(),
             rechecks: BTreeSet::new(),
             dirty: Vec::new(),
+            changed: Vec::new(),
+            ranks: Vec::new(),
             put_off: BTreeSet::new(),
             telling: BTreeSet::new(),
             weights: BTreeMap::new(),
@@ -214,7 +220,11 @@ impl Arbiter {
         let weight = weight.max(1);
         self.weights.insert(tenant, weight);
         let (tasks, now) = (&self.tasks, self.now);
-        for (id, d) in &mut self.devices {
+        let all: Vec<DeviceId> = self.devices.keys().copied().collect();
+        for id in all {
+            let Some(d) = self.devices.get_mut(&id) else {
+                continue;
+            };
             let contending: Vec<TaskId> = d.parts.keys().copied().collect();
             for task in contending {
                 d.settle_part(task, &tasks[&task], now);
@@ -225,7 +235,7 @@ impl Arbiter {
             d.again = true;
             if !d.dirty {
                 d.dirty = true;
-                self.dirty.push(*id);
+                self.dirty.push(id);
             }
         }
     }

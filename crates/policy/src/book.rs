@@ -281,26 +281,28 @@ impl Arbiter {
     pub(crate) fn enter(&mut self, id: ClientId, client: Client) {
         let (task, device) = (client.task, client.device);
         let now = self.now;
-        self.clients.insert(id, Box::new(client));
+        self.clients.insert(id, client);
         if let Some(t) = self.tasks.get_mut(&task) {
             t.clients.insert(id);
             let past = t.past_time.remove(&device);
             if let Some(d) = self.devices.get_mut(&device) {
                 let clock = d.clock(now);
-                let part = d.parts.entry(task).or_insert_with(|| Part {
+                let part = d.parts.or_insert_with(task, || Part {
                     virtual_time: past.unwrap_or(0),
                     settled_at: now,
                     settled_gpu: clock.gpu,
                     ..Part::default()
                 });
-                part.clients.insert(id);
+                if let Some(part) = part {
+                    part.clients.insert(id);
+                }
             }
         }
         self.link(id);
     }
 
     /// Takes a client out of the books.
-    pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Box<Client>> {
+    pub(crate) fn remove_client(&mut self, id: ClientId) -> Option<Client> {
         let c = self.clients.remove(&id)?;
         self.lodger_gone(id);
         if let Some(wake) = c.linked.wake {
@@ -630,7 +632,7 @@ impl Arbiter {
         self.part(task, device)
             .into_iter()
             .flat_map(|part| &part.clients)
-            .map(|id| (*id, &*self.clients[id]))
+            .map(|id| (*id, &self.clients[id]))
     }
 
     pub(crate) fn free(&self, device: DeviceId) -> Bytes {

@@ -20,13 +20,13 @@ impl Arbiter {
     /// # Errors
     /// What is wrong, for a person.
     pub fn check(&self) -> Result<(), String> {
-        for (id, c) in &self.clients {
+        for (id, c) in self.clients.iter() {
             if !self.tasks.contains_key(&c.task) || !self.devices.contains_key(&c.device) {
                 return Err(format!("{id} belongs to nothing"));
             }
             self.check_client(*id, c)?;
         }
-        for (id, d) in &self.devices {
+        for (id, d) in self.devices.iter() {
             if d.over() && !d.excused {
                 return Err(format!("{id} has {} but {} are given out", d.capacity, d.used()));
             }
@@ -45,7 +45,7 @@ impl Arbiter {
                     Some(_) => {}
                 }
             }
-            for (task, part) in &d.parts {
+            for (task, part) in d.parts.iter() {
                 self.check_part(*id, d, *task)?;
                 let limit = self.tasks[task].limit();
                 if part.sums.held > limit && !d.excused_tasks.contains(task) {
@@ -56,7 +56,7 @@ impl Arbiter {
             self.check_device(*id, d)?;
         }
         self.check_lodgers()?;
-        for (id, t) in &self.tasks {
+        for (id, t) in self.tasks.iter() {
             if t.guaranteed.values().any(|g| *g > t.spec.request) {
                 return Err(format!("{id} is guaranteed more than it requested"));
             }

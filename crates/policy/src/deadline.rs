@@ -9,7 +9,7 @@ use ebb_units::{ClientId, DeviceId};
 
 use crate::Arbiter;
 use crate::event::AskKind;
-use crate::rank::{CONSIDERED, LOOKED_AT};
+use crate::rank::{CONSIDERED, CROWD, Candidate, Holder, LOOKED_AT};
 use crate::state::{Ask, Client};
 use crate::time::Time;
 
@@ -122,15 +122,28 @@ impl Arbiter {
     }
 
     /// Sets when someone who waits on a device could be served because someone else had their turn.
-    pub(crate) fn set_recheck(&mut self, device: DeviceId) {
+    /// `seen`: those who run, if they are known and nothing has changed since.
+    pub(crate) fn set_recheck(&mut self, device: DeviceId, seen: Option<&[Holder]>) {
         let mut next: Option<Time> = None;
+        let mut looked = None;
         let d = &self.devices[&device];
-        if !d.index.rank.is_empty() && !d.index.running.is_empty() {
-            let holders = self.holders(device);
+        if d.index.rank.is_empty() || d.index.running.is_empty() {
+            // Nobody waits for a turn to end.
+        } else if d.crowded() && d.gathering.is_some() {
+            // The plan for the one who gathers holds. If it fails, that is an event, or the end of an order's time.
+            next = d.recheck.filter(|at| *at > self.now);
+            next = next.or_else(|| Some(self.now.after(CROWD * 10)));
+        } else if self.looked_lately(d) {
+            next = d.looked.map(|at| at.after(CROWD));
+        } else {
+            looked = Some(self.now);
             let waiting = d.index.rank.iter().take(LOOKED_AT).map(|key| self.candidate(key));
-            for candidate in waiting.filter(|c| self.possible(c)).take(CONSIDERED) {
-                let (_, soonest) = self.prospects(device, &holders, &candidate);
-                next = next.into_iter().chain(soonest).min();
+            let waiting: Vec<Candidate> = waiting.filter(|c| self.possible(c)).take(CONSIDERED).collect();
+            if !waiting.is_empty() {
+                next = match seen {
+                    Some(holders) => self.next_turn(device, holders, &waiting),
+                    None => self.next_turn(device, &self.holders(device), &waiting),
+                };
             }
         }
         let late = d.lodgers.next_late(self.config.order_timeout);
@@ -138,6 +151,7 @@ impl Arbiter {
         let Some(d) = self.devices.get_mut(&device) else {
             return;
         };
+        d.looked = looked.or(d.looked);
         if d.recheck == next {
             return;
         }

@@ -58,12 +58,13 @@ pub mod predict;
 mod rank;
 mod schedule;
 mod state;
+mod table;
 mod time;
 mod victims;
 mod view;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
-pub const RULES: u32 = 5;
+pub const RULES: u32 = 6;
 
 pub use action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;

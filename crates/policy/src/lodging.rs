@@ -312,7 +312,7 @@ impl Arbiter {
     }
 
     pub(crate) fn check_lodgers(&self) -> Result<(), String> {
-        for (id, d) in &self.devices {
+        for (id, d) in self.devices.iter() {
             let mut counted = d.lodgers.clone();
             counted.add_up();
             if (counted.bytes, counted.coming) != (d.lodgers.bytes, d.lodgers.coming) {

@@ -129,14 +129,14 @@ impl Arbiter {
         let stopped = d.index.movable[0].saturating_add(d.index.movable[1]);
         let mut short = next.short.saturating_sub(stopped);
         let mut warn = Vec::new();
-        for h in self.holders(device) {
+        for h in self.holders(device).iter().filter(|h| !h.suspended) {
             if short.is_zero() || h.priority >= priority {
                 break;
             }
-            if h.client.warned.is_none() {
+            if h.warned.is_none() {
                 warn.push(h.id);
             }
-            short = short.saturating_sub(h.client.movable());
+            short = short.saturating_sub(h.turn.movable);
         }
         let now = self.now;
         let within_ms = u64::try_from(self.config.preempt_grace.as_millis()).unwrap_or(u64::MAX);

@@ -7,11 +7,14 @@
 //! idling earns no credit. That alone would let an endless stream of newcomers pass someone who had more than they; so
 //! whoever waited for `starve_after` goes first.
 
+use core::cmp::Reverse;
+use core::time::Duration;
+
 use ebb_units::{Bytes, ClientId, DeviceId, Priority, TaskId};
 
 use crate::Arbiter;
 use crate::event::AskKind;
-use crate::state::{Client, Device, RankKey};
+use crate::state::{Client, Device, Part, RankKey, Task};
 use crate::time::{Time, nanos};
 
 /// How many of those who wait are considered for gathering at a time: with very many, the first ones are enough to keep
@@ -24,6 +27,9 @@ pub(crate) const LOOKED_AT: usize = 64;
 
 /// How many of those who run are looked at when a turn is to end: the ones that had most, of the lowest priority.
 pub(crate) const HOLDERS: usize = 64;
+
+/// With more than [`HOLDERS`] that run, whose turn ends is looked at once in this time.
+pub(crate) const CROWD: Duration = Duration::from_millis(1);
 
 /// A client that waits for lease.
 #[derive(Clone, Copy, Debug)]
@@ -48,15 +54,49 @@ pub(crate) struct Candidate {
     pub(crate) starving: bool,
 }
 
-/// A client that runs.
+/// A client that runs, as it was when this was made.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Holder<'a> {
+pub(crate) struct Holder {
     pub(crate) id: ClientId,
-    pub(crate) client: &'a Client,
+    pub(crate) task: TaskId,
     pub(crate) virtual_time: u64,
     /// Thousandths of virtual time for each nanosecond that it goes on.
     pub(crate) growth: u64,
     pub(crate) priority: Priority,
+    pub(crate) last_touch: Time,
+    pub(crate) turn: Turn,
+    pub(crate) warned: Option<Time>,
+    /// Its turn lasts until then at least, whoever waits.
+    pub(crate) earliest: Time,
+    /// Something of it is away: it does not run yet.
+    pub(crate) suspended: bool,
+}
+
+/// What of a client says how long its turn lasts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    start: Time,
+    cost: u64,
+    pub(crate) movable: Bytes,
+}
+
+impl Turn {
+    fn of(c: &Client) -> Self {
+        Self {
+            start: c.turn_start,
+            cost: c.turn_cost,
+            movable: c.movable(),
+        }
+    }
+}
+
+/// What counts of the one for whom somebody is to give way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    virtual_time: u64,
+    /// Copying it in, in nanoseconds.
+    back: u64,
+    priority: Priority,
 }
 
 impl Arbiter {
@@ -77,6 +117,25 @@ impl Arbiter {
     /// A task's virtual time on a device.
     pub(crate) fn virtual_time(&self, task: TaskId, device: DeviceId) -> u64 {
         let t = &self.tasks[&task];
+        let here = self
+            .devices
+            .get(&device)
+            .and_then(|d| Some((d, d.parts.get(&task)?)));
+        match here {
+            Some((d, part)) => self.virtual_time_of(t, d, part, task, device),
+            None => self.virtual_time_everywhere(t, task, device),
+        }
+    }
+
+    /// The same, of a task that is there.
+    fn virtual_time_of(&self, t: &Task, d: &Device, part: &Part, task: TaskId, device: DeviceId) -> u64 {
+        if t.clients.len() <= 1 {
+            return part.virtual_time(d.clock(self.now), d.pace(t));
+        }
+        self.virtual_time_everywhere(t, task, device)
+    }
+
+    fn virtual_time_everywhere(&self, t: &Task, task: TaskId, device: DeviceId) -> u64 {
         let on = |device: DeviceId| {
             let d = self.devices.get(&device)?;
             Some(d.parts.get(&task)?.virtual_time(d.clock(self.now), d.pace(t)))
@@ -142,7 +201,7 @@ impl Arbiter {
     }
 
     pub(crate) fn candidate(&self, key: &RankKey) -> Candidate {
-        let c = &*self.clients[&key.client];
+        let c = &self.clients[&key.client];
         let need = c.linked.need;
         let later = c.away().saturating_sub(c.asked(AskKind::Restore));
         Candidate {
@@ -160,85 +219,183 @@ impl Arbiter {
     }
 
     /// Those who run on a device and may have to give way, as far as they are looked at.
-    pub(crate) fn holders(&self, device: DeviceId) -> Vec<Holder<'_>> {
+    pub(crate) fn holders(&self, device: DeviceId) -> Vec<Holder> {
         let d = &self.devices[&device];
-        let running = d.index.running.iter().take(HOLDERS);
-        running
-            .map(|key| {
-                let c = &*self.clients[&key.client];
-                let t = self.task_of(c);
-                Holder {
-                    id: key.client,
-                    client: c,
-                    virtual_time: self.virtual_time(c.task, device),
-                    growth: d.growth(t, &d.parts[&c.task]),
-                    priority: t.spec.priority,
-                }
-            })
-            .filter(|h| !h.client.suspended())
-            .collect()
+        let mut holders = Vec::with_capacity(HOLDERS.min(d.index.running.len()));
+        for key in d.index.running.iter().take(HOLDERS) {
+            let c = &self.clients[&key.client];
+            let (t, part) = (self.task_of(c), &d.parts[&c.task]);
+            holders.push(Holder {
+                id: key.client,
+                task: c.task,
+                virtual_time: self.virtual_time_of(t, d, part, c.task, device),
+                growth: d.growth(t, part),
+                priority: t.spec.priority,
+                last_touch: c.last_touch,
+                turn: Turn::of(c),
+                warned: c.warned.map(|(at, _)| at),
+                earliest: c.turn_start.after(self.config.min_turn),
+                suspended: c.suspended(),
+            });
+        }
+        holders
     }
 
-    /// What those who run would have to give if their turns are over in favour of a candidate, and when the next turn will be.
-    pub(crate) fn prospects(
+    /// The same, the one first who would be taken from first.
+    pub(crate) fn holders_in_order(&self, device: DeviceId) -> Vec<Holder> {
+        let mut holders = self.holders(device);
+        holders.sort_unstable_by_key(|h| (h.priority, Reverse(h.virtual_time), h.last_touch, h.id));
+        holders
+    }
+
+    pub(crate) fn claim(&self, device: DeviceId, next: &Candidate) -> Claim {
+        Claim {
+            virtual_time: self.virtual_time(next.task, device),
+            back: self.devices[&device].back.time(next.copy_in),
+            priority: self.tasks[&next.task].spec.priority,
+        }
+    }
+
+    /// Whether those whose turns are over in favour of a candidate have so much.
+    pub(crate) fn have_over(
         &self,
         device: DeviceId,
-        holders: &[Holder<'_>],
+        holders: &[Holder],
         next: &Candidate,
-    ) -> (Bytes, Option<Time>) {
+        bytes: Bytes,
+    ) -> bool {
         let d = &self.devices[&device];
-        let back = d.back.time(next.copy_in);
-        let v = self.virtual_time(next.task, device);
-        let priority = self.tasks[&next.task].spec.priority;
-        let (mut over, mut soonest) = (Bytes::ZERO, None);
-        for h in holders.iter().filter(|h| h.id != next.client) {
-            let at = if self.config.preempt && !next.starving && priority != h.priority {
-                self.preempted_at(h.client, priority > h.priority)
-            } else {
-                let turn = self.turn_end_at(d, h.client, next, back, priority > h.priority);
-                let behind = self.behind(h.client.task, h.virtual_time, next, v);
-                turn.max(self.after_growth(behind, h.growth))
-            };
-            if at == Time(u64::MAX) {
-                continue;
+        let claim = self.claim(device, next);
+        let mut left = bytes;
+        for h in holders.iter().filter(|h| !h.suspended && h.id != next.client) {
+            if left.is_zero() {
+                break;
             }
-            if at <= self.now {
-                over = over.saturating_add(h.client.movable());
-            } else if soonest.is_none_or(|s| at < s) {
-                soonest = Some(at);
+            if self.gives_way(d, h, next, &claim) {
+                left = left.saturating_sub(h.turn.movable);
             }
         }
-        (over, soonest)
+        left.is_zero()
+    }
+
+    /// Whether one who runs has to give way to a candidate now.
+    pub(crate) fn gives_way(&self, d: &Device, h: &Holder, next: &Candidate, claim: &Claim) -> bool {
+        // What rules most of them out comes first.
+        let classes = self.config.preempt && !next.starving && claim.priority != h.priority;
+        let too_soon = h.earliest > self.now || (!next.starving && h.virtual_time < claim.virtual_time);
+        (classes || !too_soon) && self.gives_way_at(d, h, next, claim) <= self.now
+    }
+
+    /// When one who runs has to give way to a candidate.
+    fn gives_way_at(&self, d: &Device, h: &Holder, next: &Candidate, claim: &Claim) -> Time {
+        let higher = claim.priority > h.priority;
+        if self.config.preempt && !next.starving && claim.priority != h.priority {
+            return self.preempted_at(h.warned, higher);
+        }
+        let turn = self.turn_end_at(d, h.turn, next, claim.back, higher);
+        let behind = self.behind(h.task, h.virtual_time, next, claim.virtual_time);
+        turn.max(self.after_growth(behind, h.growth))
+    }
+
+    /// When the next of those who run will have to give way to the first of some candidates, if any will.
+    pub(crate) fn next_turn(
+        &self,
+        device: DeviceId,
+        holders: &[Holder],
+        candidates: &[Candidate],
+    ) -> Option<Time> {
+        let d = &self.devices[&device];
+        let mut claims = [None; CONSIDERED];
+        for (claim, c) in claims.iter_mut().zip(candidates) {
+            *claim = Some(self.claim(device, c));
+        }
+        let lowest = claims.iter().flatten().map(|c| c.virtual_time).min()?;
+        // Nobody gives way before that: the turn that its copying and the least copying for any of these are worth, and until
+        // it has caught up with the lowest. Most need not be looked at any closer than that.
+        let any_time = self.config.preempt || candidates.iter().any(|c| c.starving);
+        let most = claims.iter().flatten().map(|c| (c.virtual_time, c.back));
+        let (latest, dearest) = most.fold((0, 0), |(v, back), c| (v.max(c.0), back.max(c.1)));
+        let largest = candidates.iter().map(|c| c.short).max().unwrap_or_default();
+        let highest = claims.iter().flatten().map(|c| c.priority).max();
+        let back = claims.iter().flatten().map(|c| c.back).min().unwrap_or(0);
+        let short = candidates.iter().map(|c| c.short).min().unwrap_or_default();
+        let mut bounds = [(Time(u64::MAX), 0); HOLDERS];
+        let mut len = 0;
+        for (n, h) in holders.iter().enumerate().filter(|(_, h)| !h.suspended) {
+            if !self.config.preempt
+                && h.virtual_time > latest
+                && self.turn_of(d, h.turn, largest, dearest) <= self.now
+            {
+                // Has had its turn, whoever of these comes next.
+                continue;
+            }
+            let bound = if any_time {
+                self.now
+            } else {
+                let behind = lowest.saturating_sub(h.virtual_time);
+                let turn = if highest > Some(h.priority) {
+                    h.earliest
+                } else {
+                    self.turn_of(d, h.turn, short, back)
+                };
+                turn.max(self.after_growth(behind, h.growth))
+            };
+            bounds[len] = (bound, n);
+            len += 1;
+        }
+        let bounds = &mut bounds[..len];
+        bounds.sort_unstable();
+        let mut soonest: Option<Time> = None;
+        for (next, claim) in candidates.iter().zip(claims.iter().flatten()) {
+            for (bound, n) in &*bounds {
+                if soonest.is_some_and(|s| *bound >= s) {
+                    break;
+                }
+                let h = &holders[*n];
+                if h.id == next.client {
+                    continue;
+                }
+                let at = self.gives_way_at(d, h, next, claim);
+                if at > self.now && at != Time(u64::MAX) && soonest.is_none_or(|s| at < s) {
+                    soonest = Some(at);
+                }
+            }
+        }
+        soonest
     }
 
     /// When the turn of a running client may end in favour of a waiting one, as far as time on the GPU goes.
     pub(crate) fn turn_end(&self, holder: &Client, next: &Candidate) -> Time {
         let d = self.device_of(holder);
         let higher = self.tasks[&next.task].spec.priority > self.task_of(holder).spec.priority;
-        self.turn_end_at(d, holder, next, d.back.time(next.copy_in), higher)
+        self.turn_end_at(d, Turn::of(holder), next, d.back.time(next.copy_in), higher)
     }
 
-    fn turn_end_at(&self, d: &Device, holder: &Client, next: &Candidate, back: u64, higher: bool) -> Time {
-        let moved = next.short.min(holder.movable());
-        let copy = d.out.time(moved).saturating_add(back);
-        let turn = copy
-            .max(holder.turn_cost)
-            .saturating_mul(u64::from(self.config.turn_per_copy))
-            .max(nanos(self.config.min_turn));
+    fn turn_end_at(&self, d: &Device, held: Turn, next: &Candidate, back: u64, higher: bool) -> Time {
         if next.starving {
-            return holder.turn_start.after(self.config.min_turn);
+            return held.start.after(self.config.min_turn);
         }
-        let full = Time(holder.turn_start.0.saturating_add(turn));
+        let full = self.turn_of(d, held, next.short, back);
         if higher {
             // Early, if the copying of earlier switches is paid for.
-            let early = holder
-                .turn_start
+            let early = held
+                .start
                 .after(self.config.min_turn)
                 .max(Time(self.now.0.saturating_add(d.debt(self.now))));
             full.min(early)
         } else {
             full
         }
+    }
+
+    /// When a turn that ends for so much, which then is copied in, is worth its copying.
+    fn turn_of(&self, d: &Device, held: Turn, short: Bytes, back: u64) -> Time {
+        let copy = d.out.time(short.min(held.movable)).saturating_add(back);
+        let turn = copy
+            .max(held.cost)
+            .saturating_mul(u64::from(self.config.turn_per_copy))
+            .max(nanos(self.config.min_turn));
+        Time(held.start.0.saturating_add(turn))
     }
 
     /// When a running task's virtual time will have caught up with that of a waiting one, if it goes on running.
@@ -276,7 +433,10 @@ impl Arbiter {
         if behind == 0 {
             return self.now;
         }
-        let wait = u128::from(behind) * 1000 / u128::from(growth.max(1));
+        let wait = match behind.checked_mul(1000) {
+            Some(behind) => u128::from(behind / growth.max(1)),
+            None => u128::from(behind) * 1000 / u128::from(growth.max(1)),
+        };
         Time(
             self.now
                 .0
@@ -285,11 +445,11 @@ impl Arbiter {
     }
 
     /// When a client that runs loses its memory to another class: after its time to save itself, or never.
-    fn preempted_at(&self, holder: &Client, higher: bool) -> Time {
+    fn preempted_at(&self, warned: Option<Time>, higher: bool) -> Time {
         if !higher {
             return Time(u64::MAX);
         }
-        let warned = holder.warned.map_or(self.now, |(at, _)| at);
+        let warned = warned.unwrap_or(self.now);
         warned.after(self.config.preempt_grace)
     }
 
@@ -317,7 +477,7 @@ impl Arbiter {
             self.tasks[&next.task].spec.priority,
         );
         if self.config.preempt && !next.starving && own != other {
-            return self.preempted_at(holder, other > own) <= self.now;
+            return self.preempted_at(holder.warned.map(|(at, _)| at), other > own) <= self.now;
         }
         self.turn_end(holder, next) <= self.now && self.caught_up(holder, next) <= self.now
     }

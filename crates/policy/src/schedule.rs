@@ -14,14 +14,23 @@
 //! stays with it, but it cannot run with that and so it counts as taken first: two half restored clients never wait for
 //! each other.
 
+use core::cell::OnceCell;
+
 use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
 
 use crate::Arbiter;
 use crate::action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason};
 use crate::event::{AskId, AskKind, Outcome};
-use crate::rank::{CONSIDERED, Candidate, HOLDERS, LOOKED_AT};
-use crate::state::{Client, Device, Order};
+use crate::rank::{CONSIDERED, CROWD, Candidate, HOLDERS, Holder, LOOKED_AT};
+use crate::state::{Client, Device, HoldKey, Order};
 use crate::time::{Time, nanos};
+
+/// Those who hold memory of the device, once somebody asked for them; the one first who would be taken from first.
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) running: OnceCell<Vec<Holder>>,
+    pub(crate) waiting: OnceCell<Vec<HoldKey>>,
+}
 
 /// The most rounds of one pass.
 const ROUNDS: usize = 16;
@@ -48,7 +57,8 @@ impl Arbiter {
     }
 
     fn pass(&mut self, device: DeviceId, out: &mut Vec<Action>) {
-        let mut touched = self.touched_on(device);
+        let mut touched = core::mem::take(&mut self.changed);
+        self.touched_on(device, &mut touched);
         for id in &touched {
             self.give_up_order(*id, out);
         }
@@ -66,23 +76,27 @@ impl Arbiter {
             self.cancel_unneeded(device, out);
         }
         // What one got decides what others can have: until nothing changes (or for long enough).
+        let mut seen = Seen::default();
         for _ in 0..if waited_for { ROUNDS } else { 0 } {
             let before = out.len();
+            seen = Seen::default();
             self.serve(device, out);
             if self.devices[&device].touched.len() != touched.len() {
-                touched = self.touched_on(device);
+                self.touched_on(device, &mut touched);
                 for id in &touched {
                     self.expire_asks(*id, out);
                 }
             }
-            self.gather(device, out);
+            self.gather(device, &seen, out);
             self.cancel_unneeded(device, out);
             if out.len() == before {
                 break;
             }
         }
-        for id in self.touched_on(device) {
-            self.release_idle(id, out);
+        let said = out.len();
+        self.touched_on(device, &mut touched);
+        for id in &touched {
+            self.release_idle(*id, out);
         }
         if waited_for {
             self.warn(device, out);
@@ -93,11 +107,17 @@ impl Arbiter {
         if let Some(d) = self.devices.get_mut(&device)
             && core::mem::take(&mut d.again)
         {
-            self.set_recheck(device);
+            // Those who run are as they were seen last, if nothing was decided since.
+            let seen = seen.running.into_inner().filter(|_| out.len() == said);
+            self.set_recheck(device, seen.as_deref());
         }
-        for id in self.touched_on(device) {
-            self.note_state(id);
+        self.touched_on(device, &mut touched);
+        for id in &touched {
+            self.note_state(*id);
         }
+        touched.clear();
+        // Kept for its memory.
+        self.changed = touched;
         if let Some(d) = self.devices.get_mut(&device) {
             d.touched.clear();
             d.dirty = false;
@@ -105,13 +125,13 @@ impl Arbiter {
     }
 
     /// The clients of a device that changed, in order, each once.
-    fn touched_on(&mut self, device: DeviceId) -> Vec<ClientId> {
-        let Some(d) = self.devices.get_mut(&device) else {
-            return Vec::new();
-        };
-        d.touched.sort_unstable();
-        d.touched.dedup();
-        d.touched.clone()
+    fn touched_on(&mut self, device: DeviceId, into: &mut Vec<ClientId>) {
+        into.clear();
+        if let Some(d) = self.devices.get_mut(&device) {
+            d.touched.sort_unstable();
+            d.touched.dedup();
+            into.extend_from_slice(&d.touched);
+        }
     }
 
     /// An order without progress counts as refused.
@@ -434,7 +454,7 @@ impl Arbiter {
                 .running
                 .iter()
                 .take(HOLDERS)
-                .map(|key| (key.client, &*self.clients[&key.client]))
+                .map(|key| (key.client, &self.clients[&key.client]))
                 .filter(|(id, c)| *id != next.client && !c.suspended())
                 .all(|(_, c)| self.caught_up(c, &next) <= self.now)
         };
@@ -461,21 +481,28 @@ impl Arbiter {
         if d.index.needs.first().is_none_or(|(least, _)| *least > free) {
             return;
         }
-        let first: Vec<Candidate> = d
-            .index
-            .rank
-            .iter()
-            .take(LOOKED_AT)
-            .map(|key| self.candidate(key))
-            .collect();
+        let mut first = core::mem::take(&mut self.ranks);
+        first.extend(self.devices[&device].index.rank.iter().take(LOOKED_AT));
         let barrier = self.barrier(device);
+        let d = &self.devices[&device];
         let kept = d
             .gathering
             .and_then(|g| self.clients.get(&g).map(|c| (g, c.linked.need)));
-        for c in &first {
-            self.serve_one(device, c, kept, barrier.as_ref(), out);
+        for key in &first {
+            // What is free is less than anybody could be granted.
+            let d = &self.devices[&device];
+            let free = d.free();
+            if d.index.needs.first().is_none_or(|(least, _)| *least > free) {
+                break;
+            }
+            let c = self.candidate(key);
+            self.serve_one(device, &c, kept, barrier.as_ref(), out);
         }
-        if first.len() < LOOKED_AT {
+        let all = first.len() < LOOKED_AT;
+        first.clear();
+        // Kept for its memory.
+        self.ranks = first;
+        if all {
             return;
         }
         // Behind those, whoever needs least.
@@ -536,7 +563,7 @@ impl Arbiter {
     }
 
     /// Chooses the client to gather for, gives it what is free, and orders the rest from others.
-    fn gather(&mut self, device: DeviceId, out: &mut Vec<Action>) {
+    fn gather(&mut self, device: DeviceId, seen: &Seen, out: &mut Vec<Action>) {
         let d = &self.devices[&device];
         let before = d.gathering;
         if d.index.rank.is_empty() {
@@ -548,12 +575,11 @@ impl Arbiter {
             .and_then(|c| c.linked.rank)
             .map(|key| self.candidate(&key));
         let kept = current.and_then(|c| {
-            let plan = self.plan(device, &c);
+            let plan = self.plan(device, &c, seen);
             plan.enough.then_some((c, plan))
         });
         let d = &self.devices[&device];
         let barrier = self.barrier(device);
-        let holders = self.holders(device);
         let stopped = d.index.movable[0].saturating_add(d.index.movable[1]);
         // More than could come of any plan: most candidates of a full card need not be looked at more closely.
         let hopeless = |c: &Candidate| {
@@ -563,8 +589,8 @@ impl Arbiter {
             if c.guaranteed || !d.index.spare.is_empty() || short <= stopped {
                 return false;
             }
-            let (over, _) = self.prospects(device, &holders, c);
-            short > stopped.saturating_add(over)
+            let holders = seen.running.get_or_init(|| self.holders_in_order(device));
+            !self.have_over(device, holders, c, short.saturating_sub(stopped))
         };
         let first = |guaranteed_only: bool| {
             d.index
@@ -577,13 +603,14 @@ impl Arbiter {
                 .take(CONSIDERED)
                 .filter(|c| !hopeless(c))
                 .find_map(|c| {
-                    let plan = self.plan(device, &c);
+                    let plan = self.plan(device, &c, seen);
                     plan.enough.then_some((c, plan))
                 })
         };
         let chosen = match kept {
             Some((c, plan)) if c.guaranteed => Some((c, plan)),
             Some(kept) => first(true).or(Some(kept)),
+            None if self.looked_lately(d) => None,
             None => first(false),
         };
         let after = chosen.as_ref().map(|(c, _)| c.client);
@@ -614,6 +641,11 @@ impl Arbiter {
         for (victim, bytes, depth, reason) in plan.orders {
             self.order(victim, bytes, depth, reason, out);
         }
+    }
+
+    /// Whose turn ends was looked at a moment ago, and is not looked at with every event, since very many run.
+    pub(crate) fn looked_lately(&self, d: &Device) -> bool {
+        d.crowded() && d.looked.is_some_and(|at| self.now < at.after(CROWD))
     }
 
     /// Room is gathered for this client from here on. Both are looked at: it shows in their state and their deadlines.
@@ -711,7 +743,9 @@ impl Arbiter {
             return;
         }
         // Those that were for others, and those of clients that changed.
-        let mut ids: Vec<ClientId> = d.index.orders.iter().chain(&d.touched).copied().collect();
+        let ordered = |id: &&ClientId| self.clients.get(id).is_some_and(|c| c.order.is_some());
+        let changed = d.touched.iter().filter(ordered);
+        let mut ids: Vec<ClientId> = d.index.orders.iter().chain(changed).copied().collect();
         ids.sort_unstable();
         ids.dedup();
         for id in ids {

@@ -11,6 +11,8 @@ use crate::action::{Depth, Grounds, ReclaimReason};
 use crate::config::PolicyConfig;
 use crate::event::{AskId, AskKind, Outcome, TaskSpec, Tenant};
 use crate::lodging::Lodgers;
+use crate::rank::HOLDERS;
+use crate::table::Table;
 use crate::time::{Time, nanos};
 use crate::view::ClientState;
 
@@ -34,7 +36,7 @@ pub(crate) struct Device {
     /// Tasks that have more than their limit by a change that no grant made.
     pub(crate) excused_tasks: BTreeSet<TaskId>,
     /// Tasks with clients here.
-    pub(crate) parts: BTreeMap<TaskId, Part>,
+    pub(crate) parts: Table<TaskId, Part>,
     /// Sum over the parts.
     pub(crate) sums: Totals,
     /// Guaranteed here, to all tasks, clients or not.
@@ -61,6 +63,8 @@ pub(crate) struct Device {
     pub(crate) recheck: Option<Time>,
     /// Bytes of other cards' clients.
     pub(crate) lodgers: Lodgers,
+    /// When whose turn ends was looked at last.
+    pub(crate) looked: Option<Time>,
 }
 
 impl Device {
@@ -77,7 +81,7 @@ impl Device {
             floor: 0,
             excused: false,
             excused_tasks: BTreeSet::new(),
-            parts: BTreeMap::new(),
+            parts: Table::default(),
             sums: Totals::default(),
             guaranteed: Bytes::ZERO,
             kept: Bytes::ZERO,
@@ -92,6 +96,7 @@ impl Device {
             again: false,
             recheck: None,
             lodgers: Lodgers::default(),
+            looked: None,
         }
     }
 
@@ -149,6 +154,11 @@ impl Device {
     pub(crate) fn owe(&mut self, now: Time, more: u64, most: u64) {
         self.debt = self.debt(now).saturating_add(more).min(most);
         self.debt_at = now;
+    }
+
+    /// More run than are looked at.
+    pub(crate) fn crowded(&self) -> bool {
+        self.index.running.len() > HOLDERS
     }
 
     /// Everything that is not free.
@@ -477,6 +487,10 @@ impl Task {
     }
 
     pub(crate) fn guaranteed(&self, device: DeviceId) -> Bytes {
+        // Most tasks request nothing, and need not be looked up for that.
+        if self.spec.request.is_zero() {
+            return Bytes::ZERO;
+        }
         self.guaranteed.get(&device).copied().unwrap_or(Bytes::ZERO)
     }
 

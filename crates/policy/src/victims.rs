@@ -10,7 +10,8 @@ use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
 
 use crate::Arbiter;
 use crate::action::{Depth, ReclaimReason};
-use crate::rank::{Candidate, HOLDERS};
+use crate::rank::{Candidate, Claim, HOLDERS, Holder};
+use crate::schedule::Seen;
 use crate::state::{Client, HoldKey};
 
 /// How many clients that can give nothing (what they hold is protected) are passed over.
@@ -53,6 +54,8 @@ struct Walk<'a> {
     /// Still missing.
     short: Bytes,
     takes: Vec<Take>,
+    /// Whoever is visited now may be visited again, by whatever walk.
+    again: bool,
     place: BTreeMap<ClientId, usize>,
     /// What each task has above its protected bytes, less what is ordered of it already.
     rooms: BTreeMap<TaskId, Bytes>,
@@ -60,12 +63,17 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn room(&mut self, c: &Client, want: Bytes) -> Bytes {
+    fn room(&mut self, c: &Client, want: Bytes, taken: Bytes) -> Bytes {
+        let part = self.arbiter.part_of(c);
+        if part.clients.len() == 1 && c.task != self.r.task {
+            let above = part.sums.held.saturating_sub(part.protected);
+            let left = above.saturating_sub(part.sums.ordered).saturating_sub(taken);
+            return want.min(left);
+        }
         let left = self.rooms.entry(c.task).or_insert_with(|| {
             if c.task == self.r.task {
                 return Bytes::MAX;
             }
-            let part = self.arbiter.part_of(c);
             part.sums
                 .held
                 .saturating_sub(part.protected)
@@ -77,29 +85,29 @@ impl Walk<'_> {
     }
 
     /// Takes from one client; whether the walk goes on.
-    fn visit(&mut self, id: ClientId, depth: Depth) -> bool {
+    fn visit(&mut self, id: ClientId, depth: Depth, running: Option<(&Holder, &Claim)>) -> bool {
         if self.short.is_zero() || self.barren >= BARREN {
             return false;
         }
-        let c = &*self.arbiter.clients[&id];
+        let c = &self.arbiter.clients[&id];
         if id == self.r.client || self.arbiter.left_alone(c) {
             return true;
         }
-        let Some(willing) = self.arbiter.willing(id, c, self.r) else {
+        let Some(willing) = self.arbiter.willing(id, c, self.r, running) else {
             return true;
         };
         let place = self.place.get(&id).copied();
+        let taken = place.map_or(Bytes::ZERO, |at| self.takes[at].bytes);
         let want = match depth {
             Depth::Unused if c.order.is_some() => Bytes::ZERO,
             Depth::Unused => self.arbiter.unused(c),
             Depth::Evict if willing == Willing::Running => Bytes::ZERO,
             Depth::Evict => {
                 let pending = c.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
-                let taken = place.map_or(Bytes::ZERO, |at| self.takes[at].bytes);
                 c.movable().saturating_sub(pending).saturating_sub(taken)
             }
         };
-        let n = self.room(c, want.min(self.short));
+        let n = self.room(c, want.min(self.short), taken);
         if n.is_zero() {
             self.barren += 1;
             return true;
@@ -111,7 +119,9 @@ impl Walk<'_> {
                 self.takes[at].depth = depth;
             }
             None => {
-                self.place.insert(id, self.takes.len());
+                if self.again || depth == Depth::Unused {
+                    self.place.insert(id, self.takes.len());
+                }
                 self.takes.push(Take {
                     client: id,
                     willing,
@@ -126,7 +136,7 @@ impl Walk<'_> {
 
     fn walk<'k>(&mut self, holders: impl Iterator<Item = &'k HoldKey>, depth: Depth) {
         for key in holders {
-            if !self.visit(key.client, depth) {
+            if !self.visit(key.client, depth, None) {
                 break;
             }
         }
@@ -159,7 +169,7 @@ impl Arbiter {
     }
 
     /// How `r` could get all that it needs.
-    pub(crate) fn plan(&self, device: DeviceId, r: &Candidate) -> Plan {
+    pub(crate) fn plan(&self, device: DeviceId, r: &Candidate, seen: &Seen) -> Plan {
         let d = &self.devices[&device];
         let client = &self.clients[&r.client];
         let part = self.part_of(client);
@@ -178,6 +188,7 @@ impl Arbiter {
             r,
             short: over_limit,
             takes: Vec::new(),
+            again: true,
             place: BTreeMap::new(),
             rooms: BTreeMap::new(),
             barren: 0,
@@ -188,7 +199,7 @@ impl Arbiter {
             let mut siblings: Vec<(Option<Willing>, HoldKey)> = part
                 .clients
                 .iter()
-                .map(|id| (self.willing(*id, &self.clients[id], r), self.hold_key(*id)))
+                .map(|id| (self.willing(*id, &self.clients[id], r, None), self.hold_key(*id)))
                 .collect();
             siblings.sort();
             walk.walk(siblings.iter().map(|(_, key)| key), Depth::Unused);
@@ -201,21 +212,28 @@ impl Arbiter {
         }
         walk.short = short.saturating_sub(over_limit);
         walk.barren = 0;
+        walk.again = false;
         if !walk.short.is_zero() {
             walk.walk(d.index.spare.iter(), Depth::Unused);
             walk.walk(d.index.idle.iter(), Depth::Evict);
-            for some in [&d.index.waiting, &d.index.running] {
-                if walk.short.is_zero() {
-                    break;
-                }
-                let mut some: Vec<HoldKey> = some
-                    .iter()
-                    .take(HOLDERS)
-                    .map(|key| self.hold_key(key.client))
-                    .collect();
-                some.sort();
+            if !walk.short.is_zero() {
+                let waiting = seen.waiting.get_or_init(|| {
+                    let some = d.index.waiting.iter().take(HOLDERS);
+                    let mut some: Vec<HoldKey> = some.map(|key| self.hold_key(key.client)).collect();
+                    some.sort_unstable();
+                    some
+                });
                 walk.barren = 0;
-                walk.walk(some.iter(), Depth::Evict);
+                walk.walk(waiting.iter(), Depth::Evict);
+            }
+            if !walk.short.is_zero() {
+                let claim = self.claim(device, r);
+                walk.barren = 0;
+                for h in seen.running.get_or_init(|| self.holders_in_order(device)) {
+                    if !walk.visit(h.id, Depth::Evict, Some((h, &claim))) {
+                        break;
+                    }
+                }
             }
         }
         let reason = |t: &Take| match t.willing {
@@ -246,7 +264,15 @@ impl Arbiter {
     }
 
     /// Whether, and how willingly, a client's memory would be taken for `r`.
-    fn willing(&self, id: ClientId, c: &Client, r: &Candidate) -> Option<Willing> {
+    ///
+    /// `running`: the same client as it was seen among those who run, and what counts of `r`.
+    fn willing(
+        &self,
+        id: ClientId,
+        c: &Client,
+        r: &Candidate,
+        running: Option<(&Holder, &Claim)>,
+    ) -> Option<Willing> {
         if self.task_of(c).paused {
             return Some(Willing::Idle);
         }
@@ -262,8 +288,11 @@ impl Arbiter {
         }
         let stopped = c.suspended() && !self.restoring(c);
         if !stopped && self.active(c) {
-            let yields =
-                r.guaranteed || (self.turn_over(c, r) && (c.asks.is_empty() || self.goes_before(r, c)));
+            let over = || match running {
+                Some((h, claim)) => self.gives_way(self.device_of(c), h, r, claim),
+                None => self.turn_over(c, r),
+            };
+            let yields = r.guaranteed || (over() && (c.asks.is_empty() || self.goes_before(r, c)));
             return Some(if yields {
                 Willing::TurnOver
             } else {

@@ -231,7 +231,7 @@ impl crate::Arbiter {
             .parts
             .values()
             .flat_map(|part| &part.clients)
-            .map(|id| (*id, &*self.clients[id]))
+            .map(|id| (*id, &self.clients[id]))
     }
 
     /// Keeps since when a client is in its state.

@@ -26,24 +26,28 @@ impl Bytes {
 
     /// `n` KiB.
     #[must_use]
+    #[inline]
     pub const fn kib(n: u64) -> Self {
         Self(n << 10)
     }
 
     /// `n` MiB.
     #[must_use]
+    #[inline]
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)
     }
 
     /// `n` GiB.
     #[must_use]
+    #[inline]
     pub const fn gib(n: u64) -> Self {
         Self(n << 30)
     }
 
     /// The plain number.
     #[must_use]
+    #[inline]
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -59,12 +63,14 @@ impl Bytes {
 
     /// Whether this is nothing.
     #[must_use]
+    #[inline]
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
 
     /// Rounds up to a multiple of `unit`, saturating at the largest multiple.
     #[must_use]
+    #[inline]
     pub const fn round_up(self, unit: Self) -> Self {
         let rest = self.0 % unit.0;
         if rest == 0 {
@@ -78,24 +84,28 @@ impl Bytes {
 
     /// Rounds down to a multiple of `unit`.
     #[must_use]
+    #[inline]
     pub const fn round_down(self, unit: Self) -> Self {
         Self(self.0 - self.0 % unit.0)
     }
 
     /// `self + other`, or the largest amount.
     #[must_use]
+    #[inline]
     pub const fn saturating_add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 
     /// `self - other`, or nothing.
     #[must_use]
+    #[inline]
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
     /// `self + other` unless it overflows.
     #[must_use]
+    #[inline]
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(n) => Some(Self(n)),
@@ -105,6 +115,7 @@ impl Bytes {
 
     /// `self - other` unless it would be negative.
     #[must_use]
+    #[inline]
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
             Some(n) => Some(Self(n)),

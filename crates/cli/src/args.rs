@@ -485,9 +485,15 @@ pub(crate) struct SimulateArgs {
     /// The size of a card [default: the smallest sold that holds the largest container]
     #[arg(long, value_name = "SIZE")]
     pub card: Option<Bytes>,
+    /// Cards [default: as many as the jobs' use would fill while they arrive]
+    #[arg(long, value_name = "N")]
+    pub cards: Option<usize>,
     /// Seed of all that is random
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// So many seeds, from --seed on: the ratios of each, and the worst
+    #[arg(long, value_name = "N", conflicts_with = "html")]
+    pub seeds: Option<u64>,
     /// Write a page with pictures
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub html: Option<PathBuf>,

@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 
 pub mod chart;
+pub mod cluster;
 #[cfg(test)]
 mod data;
 pub mod keep;
 pub mod mixed;
+mod place;
 pub mod pool;
 pub mod read;
 pub mod serving;

@@ -12,8 +12,6 @@
 //! * A wake happens at a random moment of its sample, by a seed.
 //! * Every wake's wait counts, also those of nothing, and every move's.
 
-mod place;
-
 use std::time::Duration;
 
 use ebb_policy::{PolicyConfig, TaskSpec, Time};
@@ -24,7 +22,7 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use crate::read::gentd::Recording;
 use crate::sim::{Fleet, Notice, Shape, Speeds, Who, in_seconds, seconds};
 
-use place::{Load, Move, Placer};
+use crate::place::{Load, Move, Placer};
 
 /// Sizes in which cards are sold.
 const CARDS: [u64; 8] = [16, 24, 32, 40, 48, 80, 96, 141];
@@ -163,6 +161,15 @@ pub enum ServingError {
 /// # Errors
 /// [`ServingError`] if a container does not fit a card, or there is none.
 pub fn serve(recording: &Recording, setting: &Setting) -> Result<Outcome, ServingError> {
+    let card = card_for(recording, setting.card)?;
+    Ok(Run::new(recording, setting, card).run())
+}
+
+/// Bytes of a card that holds each container: those asked for, or the smallest that is sold.
+///
+/// # Errors
+/// [`ServingError`] if a container does not fit a card, or there is none.
+pub fn card_for(recording: &Recording, wanted: Option<Bytes>) -> Result<Bytes, ServingError> {
     let largest = recording
         .containers
         .iter()
@@ -170,10 +177,7 @@ pub fn serve(recording: &Recording, setting: &Setting) -> Result<Outcome, Servin
         .ok_or(ServingError::Empty)?;
     let peak = largest.peak();
     let fitting = CARDS.iter().map(|g| Bytes::gib(*g)).find(|card| *card >= peak);
-    let card = setting
-        .card
-        .or(fitting)
-        .unwrap_or(Bytes::gib(CARDS[CARDS.len() - 1]));
+    let card = wanted.or(fitting).unwrap_or(Bytes::gib(CARDS[CARDS.len() - 1]));
     if card < peak {
         return Err(ServingError::TooLarge {
             name: largest.name.clone(),
@@ -181,7 +185,7 @@ pub fn serve(recording: &Recording, setting: &Setting) -> Result<Outcome, Servin
             card,
         });
     }
-    Ok(Run::new(recording, setting, card).run())
+    Ok(card)
 }
 
 /// A container while it is served.

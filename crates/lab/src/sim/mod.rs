@@ -292,6 +292,18 @@ impl Fleet {
         self.settle();
     }
 
+    /// As [`Self::want`], but the client does not run before it has more: [`Notice::Ready`] comes again then. Whether it has to
+    /// wait.
+    pub fn need(&mut self, who: Who, bytes: Bytes) -> bool {
+        let c = &mut self.clients[who.0];
+        let waits = c.busy && (!c.ready || bytes > c.live);
+        if waits {
+            c.ready = false;
+        }
+        self.want(who, bytes);
+        waits
+    }
+
     /// The client uses the GPU from now on. [`Notice::Ready`] comes when it has its bytes.
     pub fn busy(&mut self, who: Who) {
         let c = &mut self.clients[who.0];

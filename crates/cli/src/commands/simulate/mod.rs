@@ -1,5 +1,7 @@
 //! `ebb simulate`: what ebb is worth on recorded traces, with the daemon's own arbiter in simulated time.
 
+mod mixed;
+mod policies;
 mod scenarios;
 
 use std::io::Write;
@@ -29,7 +31,7 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<()> {
     }
     let shown = match args.scenario {
         Some(Scenario::Gentd26) => scenarios::gentd26(args)?,
-        Some(Scenario::Mixed) => scenarios::mixed(args)?,
+        Some(Scenario::Mixed) => mixed::mixed(args)?,
         Some(Scenario::Lora) => scenarios::lora(args)?,
         None => {
             return Err(CliError::usage(

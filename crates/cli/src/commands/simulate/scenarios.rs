@@ -2,9 +2,8 @@
 
 use ebb_lab::chart::{Axis, Chart, Mark, Series};
 use ebb_lab::keep::{self, Kind};
-use ebb_lab::mixed::{self, Mix};
+use ebb_lab::read::gentd;
 use ebb_lab::read::table::TableError;
-use ebb_lab::read::{gentd, jobs};
 use ebb_lab::serving::{self, Setting};
 use ebb_units::Bytes;
 use serde_json::json;
@@ -14,21 +13,21 @@ use crate::args::SimulateArgs;
 use crate::error::{CliError, Result};
 use crate::table::{Align, Table};
 
-fn unreadable(error: &TableError) -> CliError {
+pub(super) fn unreadable(error: &TableError) -> CliError {
     CliError::usage(
         error.to_string(),
         "name the folder of the traces with --data DIR or EBB_DATA",
     )
 }
 
-fn axis(name: &str, log: bool) -> Axis {
+pub(super) fn axis(name: &str, log: bool) -> Axis {
     Axis {
         name: name.into(),
         log,
     }
 }
 
-fn three(x: f64) -> f64 {
+pub(super) fn four(x: f64) -> f64 {
     (x * 1e4).round() / 1e4
 }
 
@@ -142,70 +141,12 @@ pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
         lines,
         table,
         json: json!({
-            "peak_vs_static": three(out.peak_vs_static()),
-            "card_hours_vs_static": three(out.card_hours_vs_static()),
-            "p99_added_wait_s": three(out.wait(0.99)),
-            "oracle_peak_vs_static": three(out.oracle_peak_vs_static()),
+            "peak_vs_static": four(out.peak_vs_static()),
+            "card_hours_vs_static": four(out.card_hours_vs_static()),
+            "p99_added_wait_s": four(out.wait(0.99)),
+            "oracle_peak_vs_static": four(out.oracle_peak_vs_static()),
         }),
         charts: vec![memory, waits],
-    })
-}
-
-/// Trainings and services together.
-pub(super) fn mixed(args: &SimulateArgs) -> Result<Shown> {
-    let services = gentd::recording(&args.data).map_err(|e| unreadable(&e))?;
-    let trainings = jobs::trainings(&args.data).map_err(|e| unreadable(&e))?;
-    let times = jobs::run_times(&args.data).map_err(|e| unreadable(&e))?;
-    let mix = Mix {
-        seed: args.seed,
-        ..Mix::default()
-    };
-    let drawn = mixed::draw(&services, &trainings, &times, &mix);
-    let setting = Setting {
-        card: args.card,
-        seed: args.seed,
-        ..Setting::default()
-    };
-    let out = mixed::run(&drawn, &setting)
-        .map_err(|e| CliError::usage(e.to_string(), "name larger cards with --card"))?;
-    let ratio = |pair: [f64; 2]| pair[1] / pair[0];
-    let mut table = Table::new(&[
-        ("", Align::Left),
-        ("STATIC", Align::Right),
-        ("EBB", Align::Right),
-        ("RATIO", Align::Right),
-    ]);
-    table.row(vec![
-        "bytes in use by busy jobs, of the cards' bytes".into(),
-        format!("{:.1} %", out.utilisation[0] * 100.0),
-        format!("{:.1} %", out.utilisation[1] * 100.0),
-        format!("{:.3}", ratio(out.utilisation)),
-    ]);
-    table.row(vec![
-        "from the first arrival to the last end".into(),
-        format!("{:.2} h", out.makespan[0]),
-        format!("{:.2} h", out.makespan[1]),
-        format!("{:.3}", ratio(out.makespan)),
-    ]);
-    table.row(vec![
-        "added wait of a wake or move, p99".into(),
-        "0".into(),
-        format!("{:.3} s", out.served.wait(0.99)),
-        String::new(),
-    ]);
-    Ok(Shown {
-        title: "Trainings and services together, on as many cards".into(),
-        lines: vec![format!(
-            "{} jobs on {} cards of {}",
-            out.jobs, out.cards, out.served.card
-        )],
-        table,
-        json: json!({
-            "utilisation_vs_static": three(ratio(out.utilisation)),
-            "makespan_vs_static": three(ratio(out.makespan)),
-            "jobs": out.jobs,
-        }),
-        charts: Vec::new(),
     })
 }
 

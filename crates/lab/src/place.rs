@@ -9,10 +9,10 @@ use ebb_units::Bytes;
 
 /// What a busy container takes of its card.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Load {
-    pub(super) bytes: Bytes,
+pub(crate) struct Load {
+    pub(crate) bytes: Bytes,
     /// Share of the card's GPU time.
-    pub(super) duty: f64,
+    pub(crate) duty: f64,
 }
 
 /// A container's place.
@@ -24,7 +24,7 @@ struct Place {
 
 /// What the cards carry.
 #[derive(Debug)]
-pub(super) struct Placer {
+pub(crate) struct Placer {
     card: Bytes,
     /// Busy containers of each card.
     busy: Vec<Vec<usize>>,
@@ -33,22 +33,28 @@ pub(super) struct Placer {
     places: Vec<Place>,
     /// Cards that are there: more are turned on only if nothing else helps.
     pool: usize,
+    /// There are no more: who fits nowhere goes to the card that carries least.
+    fixed: bool,
+    /// Others are moved to make room.
+    deep: bool,
 }
 
 /// Where a container goes, and who makes room for it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Move {
-    pub(super) container: usize,
-    pub(super) card: usize,
+pub(crate) struct Move {
+    pub(crate) container: usize,
+    pub(crate) card: usize,
 }
 
 /// The most containers that are moved to make room for one.
 const DEEP: usize = 2;
+/// With more cards nobody is moved to make room: there is nearly always some elsewhere.
+const DEEP_CARDS: usize = 128;
 /// GPU time is compared with this much slack for the sum's rounding.
 const ROUNDING: f64 = 1e-9;
 
 impl Placer {
-    pub(super) fn new(cards: usize, card: Bytes, containers: usize, pool: usize) -> Self {
+    pub(crate) fn new(cards: usize, card: Bytes, containers: usize, pool: usize) -> Self {
         Self {
             card,
             busy: vec![Vec::new(); cards],
@@ -56,36 +62,104 @@ impl Placer {
             on: vec![false; cards],
             places: vec![Place::default(); containers],
             pool,
+            fixed: false,
+            deep: true,
         }
     }
 
-    pub(super) fn load_of(&self, card: usize) -> Load {
+    /// So many cards, all of them on for ever.
+    pub(crate) fn fixed(cards: usize, card: Bytes, containers: usize) -> Self {
+        Self {
+            on: vec![true; cards],
+            fixed: true,
+            deep: cards <= DEEP_CARDS,
+            ..Self::new(cards, card, containers, cards)
+        }
+    }
+
+    /// A container begins on the fullest card that has room for it, if one has; nobody moves for it.
+    pub(crate) fn begin(
+        &mut self,
+        container: usize,
+        load: Load,
+        may: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let card = (0..self.on.len())
+            .filter(|card| self.on[*card] && self.fits(*card, load) && may(*card))
+            .max_by_key(|card| (self.sums[*card].bytes, usize::MAX - card))?;
+        self.put(container, card, load);
+        Some(card)
+    }
+
+    /// A container becomes busy where it is, whatever else is there.
+    pub(crate) fn stay(&mut self, container: usize, load: Load) {
+        if let Some(card) = self.places[container].card {
+            self.put(container, card, load);
+        }
+    }
+
+    /// The container is gone.
+    pub(crate) fn forget(&mut self, container: usize) {
+        self.idle(container);
+        self.places[container].card = None;
+    }
+
+    /// Whether a card carries more than it can.
+    pub(crate) fn over(&self, card: usize) -> bool {
+        !self.within(self.sums[card])
+    }
+
+    /// One container that goes from a card that carries too much to one that has room: the one with the fewest bytes of those
+    /// that are enough, else of all.
+    pub(crate) fn ease(&mut self, card: usize) -> Option<Move> {
+        if self.busy[card].len() < 2 || !self.over(card) {
+            return None;
+        }
+        let sum = self.sums[card];
+        let mut movers: Vec<(bool, Bytes, usize, Load)> = self.busy[card]
+            .iter()
+            .map(|c| {
+                let load = self.places[*c].load.unwrap_or_default();
+                (!self.within(less(sum, load)), load.bytes, *c, load)
+            })
+            .collect();
+        movers.sort_by_key(|m| (m.0, m.1, m.2));
+        for (_, _, container, load) in movers {
+            if let Some(to) = self.fullest(load, Some(card)) {
+                self.put(container, to, load);
+                return Some(Move { container, card: to });
+            }
+        }
+        None
+    }
+
+    pub(crate) fn load_of(&self, card: usize) -> Load {
         self.sums[card]
     }
 
-    pub(super) fn is_on(&self, card: usize) -> bool {
+    pub(crate) fn is_on(&self, card: usize) -> bool {
         self.on[card]
     }
 
-    pub(super) fn nobody_busy(&self, card: usize) -> bool {
+    pub(crate) fn nobody_busy(&self, card: usize) -> bool {
         self.busy[card].is_empty()
     }
 
-    pub(super) fn cards_on(&self) -> usize {
+    pub(crate) fn cards_on(&self) -> usize {
         self.on.iter().filter(|on| **on).count()
     }
 
     /// The card is given back.
-    pub(super) fn turn_off(&mut self, card: usize) {
+    pub(crate) fn turn_off(&mut self, card: usize) {
         self.on[card] = false;
     }
 
-    pub(super) fn card_of(&self, container: usize) -> Option<usize> {
+    pub(crate) fn card_of(&self, container: usize) -> Option<usize> {
         self.places[container].card
     }
 
     /// The container is not busy any more; it stays where it is.
-    pub(super) fn idle(&mut self, container: usize) {
+    pub(crate) fn idle(&mut self, container: usize) {
         let place = &mut self.places[container];
         if let (Some(card), Some(_)) = (place.card, place.load.take()) {
             self.busy[card].retain(|c| *c != container);
@@ -94,7 +168,7 @@ impl Placer {
     }
 
     /// A busy container's load is another one.
-    pub(super) fn change(&mut self, container: usize, load: Load) {
+    pub(crate) fn change(&mut self, container: usize, load: Load) {
         if let Some(card) = self.places[container].card {
             self.places[container].load = Some(load);
             self.sum(card);
@@ -102,7 +176,7 @@ impl Placer {
     }
 
     /// A container becomes busy: where it goes, and who makes room before it.
-    pub(super) fn wake(&mut self, container: usize, load: Load) -> Vec<Move> {
+    pub(crate) fn wake(&mut self, container: usize, load: Load) -> Vec<Move> {
         let home = self.places[container].card;
         let mut moves = Vec::new();
         let card = match home {
@@ -115,7 +189,7 @@ impl Placer {
     }
 
     /// Moves containers off a card that carries more than it can, until it does not.
-    pub(super) fn relieve(&mut self, card: usize) -> Vec<Move> {
+    pub(crate) fn relieve(&mut self, card: usize) -> Vec<Move> {
         let mut moves = Vec::new();
         while self.busy[card].len() > 1 && !self.within(self.sums[card]) {
             // Whoever is enough alone and has the fewest bytes to move; else the largest.
@@ -147,7 +221,7 @@ impl Placer {
     }
 
     /// Cards that carry more than they can.
-    pub(super) fn overloaded(&self) -> Vec<usize> {
+    pub(crate) fn overloaded(&self) -> Vec<usize> {
         (0..self.sums.len())
             .filter(|card| !self.within(self.sums[*card]))
             .collect()
@@ -157,7 +231,8 @@ impl Placer {
         if let Some(card) = self.fullest(load, not) {
             return card;
         }
-        if self.cards_on() >= self.pool
+        if self.deep
+            && self.cards_on() >= self.pool
             && let Some((card, chain)) = self
                 .by_moves(load, &mut not.into_iter().collect(), DEEP)
                 .or_else(|| self.by_swap(load, not))
@@ -170,12 +245,26 @@ impl Placer {
             }
             return card;
         }
+        if self.fixed {
+            return self.least(load);
+        }
         // Cards are as many as containers: one is free.
         let card = (0..self.on.len())
             .find(|card| !self.on[*card] && Some(*card) != not)
             .unwrap_or(0);
         self.on[card] = true;
         card
+    }
+
+    /// The card that carries least of what a load needs most.
+    fn least(&self, load: Load) -> usize {
+        let part = |card: usize| {
+            let sum = plus(self.sums[card], load);
+            (sum.bytes.0 as f64 / self.card.0 as f64).max(sum.duty)
+        };
+        (0..self.on.len())
+            .min_by(|a, b| part(*a).total_cmp(&part(*b)))
+            .unwrap_or(0)
     }
 
     /// The card that is on and fits with the least room left.
@@ -320,7 +409,8 @@ impl Placer {
         Some(chain)
     }
 
-    fn put(&mut self, container: usize, card: usize, load: Load) {
+    /// A container becomes busy on a card, whatever else is there.
+    pub(crate) fn put(&mut self, container: usize, card: usize, load: Load) {
         self.idle(container);
         self.places[container] = Place {
             card: Some(card),

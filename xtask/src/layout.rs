@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::metadata::workspace;
+use crate::metadata::{root, workspace};
 use crate::shell::{cargo, run};
 
 /// What `ebb` needs, as cargo names it.
@@ -69,7 +69,7 @@ pub(crate) fn sim_links(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds for shipping: a folder that can be copied to /usr/local as it is.
+/// Builds for shipping, with the header of the pool's functions: a folder that can be copied to /usr/local as it is.
 pub(crate) fn dist() -> Result<()> {
     run(cargo(&["build", "--profile", "dist", "--locked", "-p", "ebb-conformance"]).args(PARTS))?;
     let dist = workspace()?.target.join("dist");
@@ -93,6 +93,10 @@ pub(crate) fn dist() -> Result<()> {
         std::fs::create_dir_all(path.parent().context("a place in a folder")?)?;
         std::fs::write(path, text)?;
     }
+    let include = dist.join("include");
+    std::fs::create_dir_all(&include)?;
+    let header = root().join("crates/layer/include/ebb_pool.h");
+    std::fs::copy(header, include.join("ebb_pool.h"))?;
     println!("{}", dist.display());
     Ok(())
 }

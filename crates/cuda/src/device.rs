@@ -216,6 +216,22 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// What memory of ours is made with, for who makes some by [`DeviceMemory::create_as`].
+    ///
+    /// # Errors
+    /// [`DeviceError`] if the driver makes no memory at all, so that it is not known what it accepts.
+    pub fn own_props(&self) -> Result<Props, DeviceError> {
+        if self.options.known().is_none() {
+            let probe = self.create(self.granularity)?;
+            self.release(probe)?;
+        }
+        let extras = self.options.known().unwrap_or(Extras {
+            export: false,
+            rdma: false,
+        });
+        Ok(props_of(&self.prop(extras)))
+    }
+
     fn prop(&self, extras: Extras) -> CUmemAllocationProp {
         let mut prop = CUmemAllocationProp {
             type_: CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -711,6 +727,14 @@ impl DeviceMemory for CudaDevice {
 
     fn taken_besides(&self) -> u64 {
         self.printing.taken()
+    }
+
+    fn peers(&self) -> Vec<Location> {
+        let of = |device: &CUdevice| Location {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE.0,
+            id: device.0.cast_unsigned(),
+        };
+        self.access().peers.iter().map(of).collect()
     }
 
     fn location(&self) -> Location {

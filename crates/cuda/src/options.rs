@@ -74,6 +74,12 @@ impl Options {
         first
     }
 
+    /// What the driver gives, if a call has shown it.
+    pub(crate) fn known(&self) -> Option<Extras> {
+        let now = self.now.load(Ordering::Acquire);
+        (now & KNOWN != 0).then_some(Extras::of(now))
+    }
+
     pub(crate) fn lacks(&self) -> &'static str {
         let now = self.now.load(Ordering::Acquire);
         match (self.wanted & !now) & (EXPORT | RDMA) {

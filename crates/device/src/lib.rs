@@ -322,6 +322,11 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
         0
     }
 
+    /// Other devices that the program lets use this one's memory.
+    fn peers(&self) -> Vec<Location> {
+        Vec::new()
+    }
+
     /// This device as a location.
     fn location(&self) -> Location;
 

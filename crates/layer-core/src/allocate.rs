@@ -15,7 +15,7 @@ use crate::device::{Device, Mode, State};
 use crate::error::{AllocError, TouchError};
 use crate::gate::DeviceSet;
 use crate::pool::Plan;
-use crate::{steps, streamed};
+use crate::{frameworks, steps, streamed};
 
 /// After its early out-of-memory a retrying program's next tries wait long, for this long.
 const RETRY_WINDOW: Duration = Duration::from_secs(60);
@@ -108,7 +108,8 @@ fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocE
         let failed = match try_once(core, device, what)? {
             Tried::Got(ptr) => break Ok(ptr),
             Tried::Failed(AllocError::OverLimit { .. }) | Tried::Full | Tried::Short(_)
-                if streamed::make_room(core, device.index) > 0 =>
+                if streamed::make_room(core, device.index) > 0
+                    || frameworks::make_room(core, device.index, what.bytes().get()) > 0 =>
             {
                 continue;
             }

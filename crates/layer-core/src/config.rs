@@ -51,6 +51,8 @@ pub struct Config {
     pub strict: bool,
     /// Most lease that is asked for before it is needed, when a program makes many small allocations; 0 for none.
     pub ahead_max: Bytes,
+    /// Settings of the pool that frameworks allocate from, as `EBB_POOL` has them.
+    pub pool: String,
     /// Where arena segments appear.
     pub host: Arc<dyn HostMemory>,
 }
@@ -89,11 +91,13 @@ impl Config {
             survey_slice: Bytes::gib(4),
             strict: false,
             ahead_max: Bytes::mib(64),
+            pool: String::new(),
             host,
         }
     }
 
-    /// As the environment of this process says: `EBB_SOCKET_DIR`, `EBB_TASK_TOKEN`, `EBB_LOG`, `EBB_STRICT`, `EBB_KEEP`.
+    /// As the environment of this process says: `EBB_SOCKET_DIR`, `EBB_TASK_TOKEN`, `EBB_LOG`, `EBB_STRICT`, `EBB_KEEP`,
+    /// `EBB_POOL`.
     #[must_use]
     pub fn from_env(host: Arc<dyn HostMemory>) -> Self {
         let path = |name| {
@@ -124,6 +128,7 @@ impl Config {
                 .ok()
                 .and_then(|text| text.parse().ok())
                 .unwrap_or(Bytes(u64::MAX)),
+            pool: std::env::var(paths::ENV_POOL).unwrap_or_default(),
             ..Self::new(host)
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! # Lock order
 //! `devices` (held for a look only) → a device's `state` → the table of the program's own memory (`vmm`) → the arena's `state` → the link's `outbox` → events, gate.
-//! `streamed` is taken under none of them, and none is taken under it.
+//! `streamed` and `frameworks` are taken under none of them, and none is taken under them.
 //! No driver call is made under any of them, and no lock is held while waiting for a message.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -15,6 +15,7 @@ use crate::arena::Arena;
 use crate::config::Config;
 use crate::device::Device;
 use crate::events::Events;
+use crate::frameworks::Frameworks;
 use crate::gate::Gate;
 use crate::link::Link;
 use crate::reach::Reach;
@@ -91,6 +92,7 @@ pub(crate) struct Core {
     pub(crate) vmm: Vmm,
     pub(crate) link: Link,
     pub(crate) streamed: Streamed,
+    pub(crate) frameworks: Frameworks,
     pub(crate) share: Share,
     pub(crate) sleep: Sleep,
     pub(crate) events: Events,
@@ -116,6 +118,7 @@ impl Core {
             vmm: Vmm::default(),
             link: Link::new(),
             streamed: Streamed::default(),
+            frameworks: Frameworks::default(),
             share: Share::default(),
             sleep: Sleep::default(),
             events: Events::new(config.log.clone()),

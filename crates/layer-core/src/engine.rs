@@ -300,6 +300,7 @@ impl Engine {
         let Some(device) = core.device(device) else {
             return;
         };
+        self.framework_detach(device.index);
         // What the program made by handles does not go with its contexts: it comes back while it can be copied.
         self.vmm_bring_back(device.index);
         {

@@ -10,7 +10,7 @@ use crate::engine::ExternalKind;
 use crate::link::Status;
 use crate::pins::Held;
 use crate::residency::movable_bytes;
-use crate::sleep;
+use crate::{frameworks, sleep};
 
 /// Writes objects and arrays; commas and escapes are its business.
 #[derive(Debug, Default)]
@@ -208,6 +208,7 @@ pub(crate) fn pinned(core: &Core, state: &State) -> BTreeMap<String, u64> {
 }
 
 fn write_device(core: &Core, device: &Device, json: &mut Json) {
+    let framework = frameworks::figures(core, device.index);
     let state = device.lock();
     let books = state.pool.books;
     json.number("index", device.index as u64);
@@ -246,6 +247,17 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
         json.number("used", used);
         json.number("idle", idle);
     });
+    if let Some(pool) = framework {
+        json.object("framework_pool", |json| {
+            json.number("requested", pool.front.requested);
+            json.number("allocated", pool.front.allocated);
+            json.number("reserved", pool.front.pool.reserved);
+            json.number("idle", pool.front.pool.idle);
+            json.number("external_fragmentation", pool.front.pool.external_fragmentation);
+            json.number("map_calls", pool.front.pool.map_calls);
+            json.number("refused", pool.refused);
+        });
+    }
     json.number("evicted", books.evicted);
     json.object("managed", |json| {
         json.number("bytes", books.managed);

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ebb_abi::{CU_MEM_LOCATION_TYPE_DEVICE, CUcontext, CUdevice, CUmemLocation, CUresult};
 use ebb_cuda::{CudaDevice, DeviceFacts, DriverTable};
-use ebb_device::{DeviceError, DeviceMemory};
+use ebb_device::{DeviceError, DeviceMemory, Grant, Location};
 use ebb_layer_core::host::MmapHost;
 use ebb_layer_core::{
     AllocError, Allocation, Config, DeviceSet, Engine, ExternalKind, Fences, FreeError, MemInfo, TouchError,
@@ -24,7 +24,7 @@ use crate::checkpoint::OwnCheckpoint;
 use crate::fences::EventFences;
 use crate::hooks::{self, nvml, pools};
 use crate::library::CUDA;
-use crate::{alive, elf, fork};
+use crate::{alive, elf, fork, frameworks};
 
 /// The engine and what the layer knows beside it. Made once a process, never freed.
 pub(crate) struct Running {
@@ -369,6 +369,7 @@ impl Running {
         }
         if device.contexts.is_empty() {
             self.engine.detach_device(index);
+            frameworks::private::device_gone(index);
             // Another context is a new start.
             self.change_devices(|devices| devices.retain(|known| known.ordinal != device.ordinal));
         } else {
@@ -399,6 +400,7 @@ impl Running {
             // The last one known: the primary context goes with it, and all that is there.
             if let Some(index) = device.index {
                 self.engine.detach_device(index);
+                frameworks::private::device_gone(index);
                 self.change_devices(|devices| devices.retain(|known| known.ordinal != device.ordinal));
             }
             return 0;
@@ -501,6 +503,7 @@ impl Running {
                 user.0, owner.0
             ));
         }
+        self.framework_peer(owner, user, Grant::READ_WRITE);
     }
 
     /// It may not any more.
@@ -518,6 +521,17 @@ impl Running {
                 "taking access of device {} to our memory on {} away: {error}",
                 user.0, owner.0
             ));
+        }
+        self.framework_peer(owner, user, 0);
+    }
+
+    fn framework_peer(&self, owner: CUdevice, user: CUdevice, flags: u32) {
+        let peer = Location {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE.0,
+            id: user.0.cast_unsigned(),
+        };
+        if let Some(owner) = self.index_of(owner) {
+            self.engine.framework_peer(owner, peer, flags);
         }
     }
 

@@ -37,6 +37,7 @@ unsafe extern "C" fn child() {
     crate::hooks::graphs::forget_in_child();
     crate::hooks::imports::forget_in_child();
     crate::hooks::ipc::forget_in_child();
+    crate::frameworks::forget_in_child();
     tell(bridge::inherited(), ebb_layer_core::Engine::child_after_fork);
 }
 

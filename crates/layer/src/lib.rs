@@ -29,6 +29,7 @@ mod classes;
 mod elf;
 mod fences;
 mod fork;
+mod frameworks;
 mod hooks;
 mod interop;
 mod library;

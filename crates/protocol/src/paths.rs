@@ -12,6 +12,8 @@ pub const ENV_SWITCH: &str = "EBB";
 pub const ENV_STRICT: &str = "EBB_STRICT";
 /// How much host memory copies of what is back on the card may keep in a process: a quantity; all that there is if unset.
 pub const ENV_KEEP: &str = "EBB_KEEP";
+/// Settings of the pool that frameworks allocate from.
+pub const ENV_POOL: &str = "EBB_POOL";
 /// Folder of the system's daemon.
 pub const SYSTEM_DIR: &str = "/run/ebb";
 /// The layer's socket in that folder.

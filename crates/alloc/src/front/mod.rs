@@ -27,7 +27,8 @@ mod tests;
 use rustc_hash::FxHashMap;
 
 use crate::pool::{
-    Backing, Call, Config, Finished, FreeError, Mark, Plan, Pool, Request, Stats, Step, Stream, Watermarks,
+    Backing, Call, Config, Finished, FreeError, Mark, Plan, Pool, Request, Segment, Stats, Step, Stream,
+    Watermarks,
 };
 use shard::{Freed, Shard};
 use sync::{Mutex, Padded, lock, thread};
@@ -333,6 +334,17 @@ impl<D: Driver> Front<D> {
         plan.map_or(Ok(()), |plan| self.run(plan).map(|_| ()))
     }
 
+    /// Gives so much of the idle memory back, if there is so much.
+    ///
+    /// # Errors
+    /// The driver's, after as much as it did.
+    pub fn release(&self, bytes: u64) -> Result<(), AllocateError<D::Error>> {
+        self.flush(0);
+        self.ask();
+        let plan = lock(&self.pool).release(bytes);
+        plan.map_or(Ok(()), |plan| self.run(plan).map(|_| ()))
+    }
+
     /// Gives idle memory back if the device has less free than it should; how much went.
     ///
     /// # Errors
@@ -357,6 +369,47 @@ impl<D: Driver> Front<D> {
     /// A period has ended: see [`Pool::tick`].
     pub fn tick(&self) {
         lock(&self.pool).tick();
+    }
+
+    /// Waits, stream by stream, for the work that keeps free memory from others. Where that fails, goes on with the next.
+    pub fn settle(&self) {
+        self.flush(0);
+        let streams = lock(&self.pool).streams();
+        for stream in streams {
+            let mark = self.driver.mark(stream);
+            if self.driver.call(&Call::Wait { stream, mark }).is_ok() {
+                lock(&self.pool).done(stream, mark);
+            }
+        }
+    }
+
+    /// Makes a stream private; see [`Pool::keep`].
+    pub fn keep(&self, stream: Stream) {
+        lock(&self.pool).keep(stream);
+    }
+
+    /// It is like others from here on; see [`Pool::keep_no_more`].
+    pub fn keep_no_more(&self, stream: Stream) {
+        // What shards keep for it serves nobody else there.
+        self.flush(0);
+        lock(&self.pool).keep_no_more(stream);
+    }
+
+    /// A stream is gone, its work done; see [`Pool::end`].
+    pub fn end(&self, stream: Stream) {
+        self.flush(0);
+        lock(&self.pool).end(stream);
+    }
+
+    /// What lies where. What shards keep is given back first, so that it is seen as free.
+    pub fn segments(&self) -> Vec<Segment> {
+        self.flush(0);
+        lock(&self.pool).segments()
+    }
+
+    /// Peaks begin anew.
+    pub fn reset_peaks(&self) {
+        lock(&self.pool).reset_peaks();
     }
 
     /// Changes the physical bytes that there may be.

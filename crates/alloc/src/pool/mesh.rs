@@ -597,6 +597,7 @@ impl Pool {
             || !chunk.maps.contains(&home)
             || self.meshes.moving.contains_key(&id)
             || unmovable.contains(&home)
+            || self.keeps_in(home, granule)
         {
             return None;
         }

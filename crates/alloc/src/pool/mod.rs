@@ -32,6 +32,7 @@ mod config;
 mod mesh;
 mod place;
 mod plan;
+mod private;
 mod release;
 mod runs;
 mod snapshot;
@@ -156,6 +157,8 @@ pub struct Pool {
     done: BTreeMap<Stream, Mark>,
     /// Streams that ended while plans were under way, and how many plans there had been by then: what these hold of theirs is anyone's.
     ended: BTreeMap<Stream, u64>,
+    /// Streams that keep what is freed on them; see `private`.
+    private: BTreeSet<Stream>,
     counters: Counters,
     /// Most active bytes since the last [`Pool::tick`], and in the time before it.
     demand: [u64; 2],
@@ -187,6 +190,7 @@ impl Pool {
             orphans: BTreeSet::new(),
             done: BTreeMap::new(),
             ended: BTreeMap::new(),
+            private: BTreeSet::new(),
             counters: Counters::default(),
             demand: [0; 2],
         }
@@ -264,6 +268,9 @@ impl Pool {
 
     /// A stream's work has come to this mark (or further): what it used before is free for all.
     pub fn done(&mut self, stream: Stream, mark: Mark) {
+        if self.private.contains(&stream) {
+            return;
+        }
         let known = self.done.entry(stream).or_insert(mark);
         *known = (*known).max(mark);
         let mark = *known;
@@ -276,11 +283,12 @@ impl Pool {
                 late.others.retain(|&(other, mark)| !self.is_done(other, mark));
                 if late.others.is_empty() {
                     self.counters.late -= late.block.len;
-                    let owner = if self.is_done(late.stream, late.mark) {
-                        Owner::Anyone
-                    } else {
-                        Owner::Stream(late.stream)
-                    };
+                    let owner =
+                        if self.is_done(late.stream, late.mark) && !self.private.contains(&late.stream) {
+                            Owner::Anyone
+                        } else {
+                            Owner::Stream(late.stream)
+                        };
                     self.vacate(&late.block.clone(), owner, late.mark);
                 }
                 !late.others.is_empty()
@@ -299,6 +307,7 @@ impl Pool {
                 .flat_map(|late| late.others.iter().map(|other| other.0)),
         );
         streams.extend(self.late.iter().map(|late| late.stream));
+        streams.retain(|stream| !self.private.contains(stream));
         streams.sort_unstable();
         streams.dedup();
         streams
@@ -319,6 +328,7 @@ impl Pool {
 
     /// A stream is gone, its work done. Its number may come again for another one.
     pub fn end(&mut self, stream: Stream) {
+        self.private.remove(&stream);
         self.done(stream, Mark(u64::MAX));
         self.done.remove(&stream);
         // Done for good, though others still use the block: its mark would be taken for one of whoever gets the number next.
@@ -361,7 +371,9 @@ impl Pool {
     }
 
     fn is_done(&self, stream: Stream, mark: Mark) -> bool {
-        mark == Mark(0) || self.done.get(&stream).is_some_and(|done| *done >= mark)
+        mark == Mark(0)
+            || self.private.contains(&stream)
+            || self.done.get(&stream).is_some_and(|done| *done >= mark)
     }
 
     /// Enters the result of a plan of which the first `done` calls were made.

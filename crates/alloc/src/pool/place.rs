@@ -106,6 +106,7 @@ impl Pool {
             .iter()
             .flat_map(|late| late.others.iter().map(|other| other.0))
             .chain(self.runs.streams().into_iter().filter(|other| *other != stream))
+            .filter(|other| !self.private.contains(other))
             .collect();
         others.sort_unstable();
         others.dedup();
@@ -593,7 +594,7 @@ impl Pool {
     ) -> Step {
         let granule = self.config.granule;
         if self.views.len() >= self.config.views_max
-            && let Some(oldest) = self.views.oldest_unused()
+            && let Some(oldest) = self.views.oldest_unused(&self.private)
         {
             self.drop_view(oldest);
         }

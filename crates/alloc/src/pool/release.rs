@@ -60,6 +60,9 @@ impl Pool {
             if left == 0 {
                 break;
             }
+            if self.is_kept(id) {
+                continue;
+            }
             if len <= left {
                 found.push(id);
                 left -= len;
@@ -89,7 +92,7 @@ impl Pool {
 
     /// Gives all idle memory back and forgets every view that nothing lives in.
     pub fn trim(&mut self) -> Option<Plan> {
-        while let Some(view) = self.views.oldest_unused() {
+        while let Some(view) = self.views.oldest_unused(&self.private) {
             self.drop_view(view);
         }
         self.release(u64::MAX)

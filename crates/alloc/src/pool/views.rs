@@ -220,10 +220,10 @@ impl Views {
     }
 
     /// The view that was not used for the longest time, among those that nothing lives in.
-    pub(super) fn oldest_unused(&self) -> Option<ViewId> {
+    pub(super) fn oldest_unused(&self, private: &BTreeSet<Stream>) -> Option<ViewId> {
         self.views
             .iter()
-            .filter(|(_, view)| !view.used && !view.dead)
+            .filter(|(_, view)| !view.used && !view.dead && !private.contains(&view.last.0))
             .min_by_key(|(_, view)| view.turn)
             .map(|(id, _)| *id)
     }

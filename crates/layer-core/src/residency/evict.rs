@@ -16,7 +16,7 @@ use crate::arena::Readiness;
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
 use crate::kept::HostCopy;
-use crate::{beside, steps, streamed};
+use crate::{beside, frameworks, steps, streamed};
 
 /// A chunk whose copy is under way, or that needs none.
 struct Leaving {
@@ -110,6 +110,7 @@ fn give_without_copy(core: &Core, device: &Device, order: &Order, left: &mut u64
     if *left > state.pool.books.cached && !state.dead {
         drop(state);
         streamed::make_room(core, device.index);
+        frameworks::make_room_as_owner(core, device.index, *left);
         state = device.lock();
         state.give_lease(core, order, left);
     }
@@ -171,6 +172,7 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     }
     // What streams freed is nobody's now, whatever they were doing: it goes without a copy.
     streamed::after_quiet(core, device.index);
+    frameworks::after_quiet(core, device.index, *left);
     give_without_copy(core, device, order, left);
     let result = copy_out(core, device, order, room, left, done);
     core.arena.want_no_more();

@@ -33,6 +33,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::engine::{Allocation, Engine};
 use crate::error::{AllocError, FreeError};
+use crate::frameworks;
 use book::Book;
 pub(crate) use flow::{after_quiet, make_room, make_room_waiting};
 
@@ -225,6 +226,11 @@ impl Streamed {
         }
     }
 
+    /// The driver's marks.
+    pub(crate) fn fences(&self) -> Option<Arc<dyn Fences>> {
+        self.fences.get().cloned()
+    }
+
     /// Whether pools have any memory.
     fn is_used(&self) -> bool {
         self.slabs.load(Ordering::Acquire) != 0
@@ -374,6 +380,7 @@ impl Engine {
                 |key| key.thread == 0 && key.handle == handle,
                 flow::End::Soon,
             );
+            frameworks::streams_go(&self.core, |key| key.thread == 0 && key.handle == handle, false);
         }
     }
 
@@ -381,6 +388,7 @@ impl Engine {
     pub fn streams_of_context_gone(&self, context: u64) {
         if !self.core.is_child() {
             flow::streams_go(&self.core, |key| key.context == context, flow::End::Over);
+            frameworks::streams_go(&self.core, |key| key.context == context, true);
         }
     }
 
@@ -388,6 +396,7 @@ impl Engine {
     pub fn streams_of_thread_gone(&self, thread: u64) {
         if thread != 0 && !self.core.is_child() {
             flow::streams_go(&self.core, |key| key.thread == thread, flow::End::Unreachable);
+            frameworks::streams_go(&self.core, |key| key.thread == thread, false);
         }
     }
 }

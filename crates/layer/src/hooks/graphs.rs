@@ -26,6 +26,7 @@ use ebb_layer_core::ExternalKind;
 
 use crate::barrier::{self, Passage};
 use crate::bridge::{self, Running};
+use crate::frameworks::private;
 use crate::hooks::external::{self, Piece, reserve, settle};
 use crate::hooks::with;
 use crate::symbols::real;
@@ -37,11 +38,13 @@ enum Holder {
     Instance(usize),
 }
 
-/// The memory of one node.
+/// The memory of one node, or a private pool of the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Taken {
+    /// The address, or the capture's number.
     address: u64,
-    piece: Piece,
+    /// `None`: a private pool.
+    piece: Option<Piece>,
     /// A node of the same capture or graph frees it.
     freed: bool,
 }
@@ -72,7 +75,7 @@ impl Book {
     }
 
     /// A graph has a node more that takes memory.
-    fn add(&mut self, graph: usize, address: u64, piece: Piece) {
+    fn add(&mut self, graph: usize, address: u64, piece: Option<Piece>) {
         let holder = Holder::Graph(self.root(graph));
         let number = match self.held.get(&holder).and_then(|shares| shares.first()) {
             Some(number) => *number,
@@ -126,7 +129,7 @@ impl Book {
     /// A node frees what is at this address.
     fn freed(&mut self, address: u64) {
         for taken in self.shares.values_mut().flat_map(|share| &mut share.taken) {
-            taken.freed |= taken.address == address;
+            taken.freed |= taken.address == address && taken.piece.is_some();
         }
     }
 
@@ -181,14 +184,15 @@ fn change(running: &Running, change: impl FnOnce(&mut Book) -> Off) {
         external::gone(external::Id::Pointer(address));
     }
     for taken in off {
-        let stays = !taken.freed && in_use(running, taken.piece.device);
+        let Some(piece) = taken.piece else {
+            private::capture_over(running, taken.address);
+            continue;
+        };
+        let stays = !taken.freed && in_use(running, piece.device);
         if stays {
-            stay.push((taken.piece.device, taken.address));
+            stay.push((piece.device, taken.address));
         }
-        settle(
-            Some(taken.piece),
-            stays.then_some(external::Id::Pointer(taken.address)),
-        );
+        settle(Some(piece), stays.then_some(external::Id::Pointer(taken.address)));
     }
     let mut left = left();
     left.extend(stay);
@@ -227,7 +231,18 @@ fn change_if_any(what: impl FnOnce(&mut Book) -> Off) {
 pub(crate) fn took(graph: CUgraph, address: u64, piece: Piece) {
     with(|running| {
         change(running, |book| {
-            book.add(graph.0, address, piece);
+            book.add(graph.0, address, Some(piece));
+            Off::new()
+        });
+        Some(())
+    });
+}
+
+/// What is captured for this graph has a private pool, until the graph and its instances are gone.
+pub(crate) fn has_private(graph: CUgraph, capture: u64) {
+    with(|running| {
+        change(running, |book| {
+            book.add(graph.0, capture, None);
             Off::new()
         });
         Some(())
@@ -506,7 +521,11 @@ mod tests {
 
     /// Names memory by its address, of so many MiB.
     fn add(book: &mut Book, graph: usize, address: u64) {
-        book.add(graph, address, Piece::new(0, ExternalKind::Graph, address << 20));
+        book.add(
+            graph,
+            address,
+            Some(Piece::new(0, ExternalKind::Graph, address << 20)),
+        );
     }
 
     fn addresses(off: Off) -> Vec<u64> {

@@ -69,7 +69,7 @@ impl Drop for Ending {
 }
 
 /// Which stream a handle means. `None`: the driver does not know it either, or its device is not ours.
-fn stream_key(running: &Running, stream: CUstream, per_thread: bool) -> Option<StreamKey> {
+pub(crate) fn stream_key(running: &Running, stream: CUstream, per_thread: bool) -> Option<StreamKey> {
     let own_default = stream == CU_STREAM_PER_THREAD || per_thread && stream.is_null();
     if own_default || stream.is_null() || stream == CU_STREAM_LEGACY {
         let (device, context) = running.here()?;

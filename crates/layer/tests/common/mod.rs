@@ -137,6 +137,7 @@ impl Bench {
             "EBB_TASK_TOKEN",
             "EBB_LOG",
             "EBB_KEEP",
+            "EBB_POOL",
             "CUDA_VISIBLE_DEVICES",
             "EBB_SIM_FAULT",
             "LD_PRELOAD",

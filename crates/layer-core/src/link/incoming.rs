@@ -26,6 +26,8 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
     match message {
         // `World` answers who asks on a connection of its own.
         ToLayer::Welcome { .. } | ToLayer::Refused { .. } | ToLayer::World { .. } | ToLayer::Held { .. } => {}
+        // Of nothing that was asked for.
+        ToLayer::LodgingLent { .. } | ToLayer::LodgingWanted { .. } => {}
         ToLayer::Attached {
             uuid,
             device: slot,

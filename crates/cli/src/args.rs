@@ -456,6 +456,10 @@ pub(crate) enum Scenario {
     Mixed,
     /// How long to keep models that are not in use: cold requests against idle hours
     Lora,
+    /// Dominant resource fairness: the paper's example, and its four properties on random instances
+    Drf,
+    /// Finish-time fairness: 120 jobs on 32 cards, beside what seven published schedulers made of them
+    Shockwave,
 }
 
 /// `ebb simulate`.

@@ -9,6 +9,8 @@ pub mod chart;
 pub mod cluster;
 #[cfg(test)]
 mod data;
+pub mod drf;
+pub mod finish;
 pub mod keep;
 pub mod mixed;
 mod place;

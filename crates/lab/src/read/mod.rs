@@ -1,5 +1,6 @@
 //! Reading what others recorded: one module a format.
 
+pub mod finish;
 pub mod gentd;
 pub mod jobs;
 pub mod open;

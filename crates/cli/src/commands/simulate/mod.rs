@@ -1,6 +1,7 @@
 //! `ebb simulate`: what ebb is worth on recorded traces, with the daemon's own arbiter in simulated time.
 
 mod mixed;
+mod papers;
 mod policies;
 mod scenarios;
 
@@ -33,6 +34,8 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<()> {
         Some(Scenario::Gentd26) => scenarios::gentd26(args)?,
         Some(Scenario::Mixed) => mixed::mixed(args)?,
         Some(Scenario::Lora) => scenarios::lora(args)?,
+        Some(Scenario::Drf) => papers::drf(args),
+        Some(Scenario::Shockwave) => papers::shockwave(args)?,
         None => {
             return Err(CliError::usage(
                 "nothing to simulate",

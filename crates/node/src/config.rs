@@ -379,7 +379,10 @@ impl Config {
                 limit: raw.peer.limit.map_or(Bytes::MAX, |s| s.0),
             },
             busy_wait: raw.policy.busy_wait.map_or(Duration::from_secs(2), |t| t.0),
-            policy: raw.policy.resolve()?,
+            policy: PolicyConfig {
+                predict: raw.predict.enabled.unwrap_or(true),
+                ..raw.policy.resolve()?
+            },
             rules: raw.rule,
             notify: raw.notify,
             tenants: resolve_tenants(raw.tenants)?,
@@ -461,6 +464,8 @@ struct RawConfig {
     peer: RawPeer,
     #[serde(default)]
     policy: RawPolicy,
+    #[serde(default)]
+    predict: RawPredict,
     #[serde(default)]
     event_log: RawEventLog,
 }
@@ -591,6 +596,12 @@ impl RawDisk {
             threads,
         }))
     }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPredict {
+    enabled: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

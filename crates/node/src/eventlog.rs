@@ -50,6 +50,13 @@ pub enum Record {
         /// What was to be done.
         actions: Vec<Action>,
     },
+    /// The arbiter decides by other numbers from here on: the settings were read again.
+    Policy {
+        /// When, in nanoseconds since the start.
+        t: Time,
+        /// What it decides by.
+        policy: PolicyRecord,
+    },
     /// A process that is not ours came onto a card, or left it (no bytes). Nothing is decided by this record: what others hold
     /// is an event of its own.
     Stranger {
@@ -101,6 +108,8 @@ pub struct PolicyRecord {
     pub low_mark: u32,
     #[serde(default)]
     pub high_mark: u32,
+    #[serde(default)]
+    pub predict: bool,
     pub alloc_wait: u64,
     pub alloc_wait_max: u64,
     pub retry: u64,
@@ -125,6 +134,7 @@ impl From<&PolicyConfig> for PolicyRecord {
             preempt_grace,
             low_mark,
             high_mark,
+            predict,
             alloc_wait,
             alloc_wait_max,
             retry,
@@ -146,6 +156,7 @@ impl From<&PolicyConfig> for PolicyRecord {
             preempt_grace: nanos(preempt_grace),
             low_mark: *low_mark,
             high_mark: *high_mark,
+            predict: *predict,
             alloc_wait: nanos(alloc_wait),
             alloc_wait_max: nanos(alloc_wait_max),
             retry: nanos(retry),
@@ -171,6 +182,7 @@ impl From<&PolicyRecord> for PolicyConfig {
             preempt_grace: Duration::from_nanos(record.preempt_grace),
             low_mark: record.low_mark,
             high_mark: record.high_mark,
+            predict: record.predict,
             alloc_wait: Duration::from_nanos(record.alloc_wait),
             alloc_wait_max: Duration::from_nanos(record.alloc_wait_max),
             retry: Duration::from_nanos(record.retry),

@@ -93,10 +93,110 @@ pub fn replay(path: &Path) -> Result<Report, ReplayError> {
                 }
                 report.steps += 1;
             }
+            Record::Policy { policy, .. } => {
+                if let Some(arbiter) = &mut arbiter {
+                    arbiter.set_config(PolicyConfig::from(&policy));
+                }
+            }
             Record::Stranger { .. } | Record::Disk { .. } => {}
             // What comes behind a gap cannot be told from here.
             Record::Gap { .. } | Record::Continued => arbiter = None,
         }
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::time::Duration;
+
+    use ebb_policy::{AskId, AskKind, Event, TaskSpec, Time};
+    use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
+
+    use super::*;
+
+    /// What a daemon writes whose settings were read again after the first client had its memory.
+    fn log(change: bool) -> Vec<Record> {
+        let device = DeviceId(0);
+        let before = PolicyConfig::default();
+        let after = PolicyConfig {
+            min_turn: Duration::from_secs(200),
+            ..before.clone()
+        };
+        let mut arbiter = Arbiter::new(before.clone());
+        let mut records = vec![Record::Start {
+            version: "0".into(),
+            pid: 1,
+            unix_seconds: 0,
+            rules: ebb_policy::RULES,
+            policy: (&before).into(),
+        }];
+        let mut events = vec![Event::Device {
+            device,
+            capacity: Bytes::gib(100),
+            unmanaged: Bytes::ZERO,
+        }];
+        for n in 1..=2 {
+            let (task, client) = (TaskId(n), ClientId(n));
+            events.push(Event::TaskAdded {
+                task,
+                spec: TaskSpec::default(),
+                devices: vec![],
+                adopt: false,
+            });
+            events.push(Event::ClientJoined {
+                client,
+                task,
+                device,
+                lease: Bytes::ZERO,
+                evicted: Bytes::ZERO,
+                overhead: Bytes::ZERO,
+            });
+            events.push(Event::Ask {
+                client,
+                ask: AskId(n),
+                kind: AskKind::Alloc,
+                bytes: Bytes::gib(75),
+                long: true,
+            });
+        }
+        // The first goes on using the GPU; whether its turn is over in between depends on the settings.
+        events.extend((0..400).map(|_| Event::Touched { client: ClientId(1) }));
+        for (n, event) in events.into_iter().enumerate() {
+            let t = Time::from_millis(n as u64 * 200);
+            if change && n == 5 {
+                arbiter.set_config(after.clone());
+                records.push(Record::Policy {
+                    t,
+                    policy: (&after).into(),
+                });
+            }
+            let actions = arbiter.handle(t, &event);
+            records.push(Record::Step { t, event, actions });
+        }
+        records
+    }
+
+    fn replayed(records: &[Record]) -> Report {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        for record in records {
+            serde_json::to_writer(&mut file, record).unwrap();
+            file.write_all(b"\n").unwrap();
+        }
+        replay(file.path()).unwrap()
+    }
+
+    #[test]
+    fn settings_that_changed_replay() {
+        let records = log(true);
+        let report = replayed(&records);
+        assert_eq!((report.divergence, report.steps), (None, 407));
+        // The record is what makes it so.
+        let without: Vec<Record> = records
+            .into_iter()
+            .filter(|r| !matches!(r, Record::Policy { .. }))
+            .collect();
+        assert!(replayed(&without).divergence.is_some());
+    }
 }

@@ -5,6 +5,7 @@ use core::fmt;
 use ebb_units::{Bytes, ClientId, DeviceId, OrderId, Priority, TaskId};
 
 use crate::event::{AskId, Outcome};
+use crate::predict::Foresight;
 
 /// Why a task, or a change to one, was refused. Always the caller's numbers against the moment's: another number, or
 /// the same one later, may pass.
@@ -151,6 +152,12 @@ pub enum ReclaimReason {
     /// Little is free on the device: memory that idles goes before somebody has to wait for it.
     #[error("little is free")]
     LowMark,
+    /// It idles, and another program that is expected sooner comes back into its place.
+    #[error("{client} is expected back before it")]
+    Foreseen {
+        /// Who is expected.
+        client: ClientId,
+    },
     /// The device holds less than was granted: overhead or unmanaged memory grew.
     #[error("device overcommitted")]
     Overcommitted,
@@ -163,7 +170,12 @@ impl ReclaimReason {
             Self::Demand { .. } | Self::TurnEnded { .. } | Self::Guarantee { .. } | Self::Overcommitted => {
                 true
             }
-            Self::Operator | Self::IdleRelease | Self::LowMark | Self::LimitLowered | Self::Paused => false,
+            Self::Operator
+            | Self::Foreseen { .. }
+            | Self::IdleRelease
+            | Self::LowMark
+            | Self::LimitLowered
+            | Self::Paused => false,
         }
     }
 }
@@ -267,6 +279,16 @@ pub enum Note {
         request: Bytes,
         /// What it is guaranteed.
         guaranteed: Bytes,
+    },
+    /// Room is made for a client before it asks.
+    #[error("{device}: room for {client}, {foresight}")]
+    RoomAhead {
+        /// Where.
+        device: DeviceId,
+        /// For whom.
+        client: ClientId,
+        /// Why that is expected. What the others may lose by it is in the regret.
+        foresight: Foresight,
     },
     /// More is held than the device has.
     #[error("{device} is overcommitted by {bytes}")]
@@ -374,6 +396,9 @@ pub enum Action {
     BringBack {
         /// Who.
         client: ClientId,
+        /// Why that is expected; `None`: another process of its task is back already.
+        #[cfg_attr(feature = "serde", serde(default))]
+        foresight: Option<Foresight>,
     },
     /// An order is not wanted any more. What was done stays done; `ReclaimDone` still ends it.
     CancelReclaim {

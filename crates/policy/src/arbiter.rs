@@ -80,12 +80,19 @@ impl Arbiter {
         &self.config
     }
 
-    /// Decides by other numbers from now on. A change of them is not an event: replay it by the same call.
+    /// Decides by other numbers from the next event on. A change of them is not an event: replay it by the same call.
     pub fn set_config(&mut self, config: PolicyConfig) {
         self.config = config;
         let clients: Vec<ClientId> = self.clients.keys().copied().collect();
         for client in clients {
             self.look(client);
+        }
+        let devices: Vec<DeviceId> = self.devices.keys().copied().collect();
+        for device in devices {
+            if let Some(d) = self.devices.get_mut(&device) {
+                d.again = true;
+            }
+            self.touch_device(device);
         }
     }
 
@@ -141,7 +148,9 @@ impl Arbiter {
             Event::ClientLeft { client, kept } => match self.remove_client(client) {
                 Some(left) => {
                     if let Some(device) = self.devices.get_mut(&left.device) {
-                        device.unmanaged = device.unmanaged.saturating_add(kept.min(left.lease));
+                        // No more than was booked for it: what stays cannot be more than what was there.
+                        let kept = kept.min(left.lease).min(left.linked.sums.held);
+                        device.unmanaged = device.unmanaged.saturating_add(kept);
                     }
                 }
                 None => ignored(out, format!("{client} left, but is not known")),
@@ -475,8 +484,13 @@ impl Arbiter {
                 return self.deny(client, ask, reason, true, out);
             }
         }
+        let (predict, idle_after) = (self.config.predict, self.config.idle_after);
         self.enter_contention(task, device);
         self.edit(client, |c| {
+            if predict && !c.humble(now) && c.asks.is_empty() {
+                // It waits for the GPU, as far as anybody knows.
+                c.learn_return(now, idle_after);
+            }
             c.asks.push(Ask {
                 id: ask,
                 kind,
@@ -578,8 +592,12 @@ impl Arbiter {
             }
             return;
         }
+        let (predict, idle_after) = (self.config.predict, self.config.idle_after);
         self.enter_contention(task, device);
         self.edit(client, |c| {
+            if predict {
+                c.learn_return(now, idle_after);
+            }
             c.last_touch = now;
             c.idle_released = false;
         });
@@ -726,7 +744,9 @@ impl Arbiter {
             c.incoming = Bytes::ZERO;
             c.restoring_until = now;
             c.turn_start = now;
-            c.last_touch = now;
+            if !c.guessed() {
+                c.last_touch = now;
+            }
             c.idle_released = false;
             c.restores += 1;
             // Whatever it still asked to get back, it did not need. Every ask gets an answer all the same.

@@ -577,7 +577,8 @@ impl Arbiter {
         let back = c.asked(AskKind::Restore);
         let new = c.next_alloc();
         let since = c.waits_since().unwrap_or(self.now);
-        let guaranteed = part.footprint().saturating_add(new) <= t.guaranteed(c.device);
+        let humble = c.humble(self.now);
+        let guaranteed = !humble && part.footprint().saturating_add(new) <= t.guaranteed(c.device);
         let starving = since.after(self.config.starve_after) <= self.now;
         let key = RankKey {
             burst: !guaranteed,
@@ -589,6 +590,8 @@ impl Arbiter {
             }),
             virtual_time: if guaranteed || starving {
                 0
+            } else if humble {
+                u64::MAX
             } else {
                 self.virtual_time(c.task, c.device)
             },

@@ -25,6 +25,8 @@ pub struct PolicyConfig {
     pub low_mark: u32,
     /// If less is free, idle memory is released until this much is.
     pub high_mark: u32,
+    /// Memory that is away comes back before its program asks, where the program's own idle times say when that will be.
+    pub predict: bool,
     /// How long an allocation waits before a program that asked so gets an out-of-memory it may answer by flushing caches.
     pub alloc_wait: Duration,
     /// How long any allocation waits.
@@ -57,6 +59,7 @@ impl Default for PolicyConfig {
             preempt_grace: Duration::from_secs(2),
             low_mark: 0,
             high_mark: 0,
+            predict: false,
             alloc_wait: Duration::from_secs(2),
             alloc_wait_max: Duration::from_secs(600),
             retry: Duration::from_millis(500),

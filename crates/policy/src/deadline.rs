@@ -87,6 +87,9 @@ impl Arbiter {
         if let Some(t) = self.idle_release_at(c) {
             at(t);
         }
+        if let Some(t) = self.foresee_at(c) {
+            at(t);
+        }
         next
     }
 
@@ -138,7 +141,10 @@ impl Arbiter {
         } else {
             looked = Some(self.now);
             let waiting = d.index.rank.iter().take(LOOKED_AT).map(|key| self.candidate(key));
-            let waiting: Vec<Candidate> = waiting.filter(|c| self.possible(c)).take(CONSIDERED).collect();
+            let waiting: Vec<Candidate> = waiting
+                .filter(|c| !c.humble && self.possible(c))
+                .take(CONSIDERED)
+                .collect();
             if !waiting.is_empty() {
                 next = match seen {
                     Some(holders) => self.next_turn(device, holders, &waiting),

@@ -32,6 +32,8 @@
 //! * **Owed**: a restore that is granted, and every one that a resume lets begin, is let arrive and followed by a short turn
 //!   before the client is taken from or paused again. What one pause took from a task comes back together.
 //! * **Marks**: with `low_mark`, idle memory stays where it is until little is free, and then goes in one batch.
+//! * **Foresight**: with `predict`, a program with a rhythm finds its memory back just before its next use, if there is room or others idle
+//!   for longer; a guess takes nothing from anybody who uses the GPU or waits.
 //! * **Lodging**: what a card has to spare is lent to what other cards evict, while nobody there waits and above a margin; whoever is
 //!   on that card and needs it comes first, before a byte is taken from any client there.
 //! * **Deadlock**: if all who hold what cannot be moved wait for more, the youngest of the lowest priority is refused.
@@ -51,6 +53,7 @@ mod config;
 mod deadline;
 mod event;
 pub mod fair;
+mod foresee;
 mod lodging;
 mod marks;
 mod owed;

@@ -121,7 +121,10 @@ impl Arbiter {
             return;
         }
         let waiting = d.index.rank.iter().take(LOOKED_AT).map(|key| self.candidate(key));
-        let next: Option<Candidate> = waiting.filter(|c| self.possible(c)).take(CONSIDERED).next();
+        let next: Option<Candidate> = waiting
+            .filter(|c| !c.humble && self.possible(c))
+            .take(CONSIDERED)
+            .next();
         let Some(next) = next else {
             return;
         };

@@ -154,7 +154,10 @@ impl Arbiter {
                 continue;
             }
             if !c.wants_back() {
-                out.push(Action::BringBack { client: id });
+                out.push(Action::BringBack {
+                    client: id,
+                    foresight: None,
+                });
             }
             self.edit(id, |c| c.owed_restore = true);
         }

@@ -52,6 +52,8 @@ pub(crate) struct Candidate {
     pub(crate) since: Time,
     /// It waited so long that it goes first, whatever time others had.
     pub(crate) starving: bool,
+    /// It asks on a guess: nobody is taken from for it.
+    pub(crate) humble: bool,
 }
 
 /// A client that runs, as it was when this was made.
@@ -215,6 +217,7 @@ impl Arbiter {
             copy_in: c.away(),
             since: key.since,
             starving: !key.patient,
+            humble: c.humble(self.now),
         }
     }
 

@@ -97,6 +97,7 @@ impl Arbiter {
         self.touched_on(device, &mut touched);
         for id in &touched {
             self.release_idle(*id, out);
+            self.foresee(*id, out);
         }
         if waited_for {
             self.warn(device, out);
@@ -447,7 +448,7 @@ impl Arbiter {
             .filter(|key| key.burst)
             .take(LOOKED_AT)
             .map(|key| self.candidate(key))
-            .find(|c| self.possible(c))?;
+            .find(|c| !c.humble && self.possible(c))?;
         let waited = next.since.after(self.config.patience) <= self.now;
         let owed = || {
             d.index
@@ -599,7 +600,7 @@ impl Arbiter {
                 .take_while(|key| !key.burst || !guaranteed_only)
                 .take(LOOKED_AT)
                 .map(|key| self.candidate(key))
-                .filter(|c| self.may_pass(c, barrier.as_ref()) && self.possible(c))
+                .filter(|c| !c.humble && self.may_pass(c, barrier.as_ref()) && self.possible(c))
                 .take(CONSIDERED)
                 .filter(|c| !hopeless(c))
                 .find_map(|c| {
@@ -703,7 +704,9 @@ impl Arbiter {
             }
             c.lease = c.lease.saturating_add(bytes);
             c.last_grant = now;
-            c.last_touch = now;
+            if !c.guessed() {
+                c.last_touch = now;
+            }
             c.idle_released = false;
             if kind == AskKind::Restore {
                 c.incoming = c.incoming.saturating_add(bytes);
@@ -760,14 +763,18 @@ impl Arbiter {
                 | ReclaimReason::Overcommitted => false,
                 ReclaimReason::LimitLowered => self.held(c.task, device) > self.task_of(c).limit(),
                 ReclaimReason::Paused => self.task_of(c).paused,
-                ReclaimReason::IdleRelease | ReclaimReason::LowMark | ReclaimReason::Operator
+                ReclaimReason::IdleRelease
+                | ReclaimReason::LowMark
+                | ReclaimReason::Operator
+                | ReclaimReason::Foreseen { .. }
                     if order.depth == Depth::Unused =>
                 {
                     true
                 }
-                ReclaimReason::IdleRelease | ReclaimReason::LowMark | ReclaimReason::Operator => {
-                    !self.active(c) && c.asks.is_empty()
-                }
+                ReclaimReason::IdleRelease
+                | ReclaimReason::LowMark
+                | ReclaimReason::Operator
+                | ReclaimReason::Foreseen { .. } => !self.active(c) && c.asks.is_empty(),
             };
             if !needed {
                 let order = order.id;

@@ -11,6 +11,7 @@ use crate::action::{Depth, Grounds, ReclaimReason};
 use crate::config::PolicyConfig;
 use crate::event::{AskId, AskKind, Outcome, TaskSpec, Tenant};
 use crate::lodging::Lodgers;
+use crate::predict::Rhythm;
 use crate::rank::HOLDERS;
 use crate::table::Table;
 use crate::time::{Time, nanos};
@@ -600,6 +601,8 @@ pub(crate) struct Client {
     pub(crate) state_since: Time,
     pub(crate) releases: u64,
     pub(crate) restores: u64,
+    /// What its idle times were.
+    pub(crate) rhythm: Rhythm,
     pub(crate) linked: Linked,
 }
 
@@ -641,6 +644,7 @@ impl Client {
             state_since: now,
             releases: 0,
             restores: 0,
+            rhythm: Rhythm::default(),
             linked: Linked::default(),
         }
     }

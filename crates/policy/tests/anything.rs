@@ -155,8 +155,12 @@ proptest! {
 
 
     #[test]
-    fn no_events_in_any_order_do_harm(events in prop::collection::vec((event(), later()), 0..120), back in 0u64..3) {
-        let mut arbiter = Arbiter::new(config());
+    fn no_events_in_any_order_do_harm(
+        events in prop::collection::vec((event(), later()), 0..120),
+        back in 0u64..3,
+        predict: bool,
+    ) {
+        let mut arbiter = Arbiter::new(PolicyConfig { predict, ..config() });
         let mut now = Time(0);
         let mut open: BTreeMap<(ClientId, AskId), Bytes> = BTreeMap::new();
         let start = beginning().into_iter().map(|e| (e, 0));

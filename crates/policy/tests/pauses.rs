@@ -93,7 +93,7 @@ impl Ranks {
                     rank.ask = None;
                     rank.arrives = Some(self.now.0 / 1_000_000 + self.copy);
                 }
-                Action::BringBack { client } => {
+                Action::BringBack { client, .. } => {
                     self.fetched += 1;
                     self.ranks[usize::try_from(client.0).unwrap()].quiet = false;
                 }

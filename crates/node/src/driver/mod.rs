@@ -486,7 +486,7 @@ impl Driver {
                     self.give_way(task, Duration::from_millis(within_ms));
                 }
             }
-            Action::BringBack { client } => {
+            Action::BringBack { client, .. } => {
                 if let Some((peer, device)) = self.clients.get(&client).copied() {
                     self.send(peer, &ToLayer::BringBack { device: device.0 }, Vec::new());
                 }
@@ -692,10 +692,7 @@ impl Driver {
         let fixed = [
             ("scope", old.scope != new.scope),
             ("nvml", old.nvml != new.nvml),
-            (
-                "policy",
-                old.policy != new.policy || old.busy_wait != new.busy_wait,
-            ),
+            ("policy.busy_wait", old.busy_wait != new.busy_wait),
             ("event_log", old.event_log != new.event_log),
             ("arena.segment", old.arena.segment != new.arena.segment),
             ("disk", old.disk != new.disk),
@@ -706,6 +703,7 @@ impl Driver {
                 say::warning!("a new `{name}` holds from the next start of the daemon");
             }
         }
+        self.set_policy(new.policy);
         self.config.task = new.task;
         self.config.hibernate_after = new.hibernate_after;
         self.config.idle_exit = new.idle_exit;
@@ -719,6 +717,25 @@ impl Driver {
         self.config.arena.budget = new.arena.budget;
         self.arena_dirty = true;
         say::info!("settings read again");
+    }
+
+    /// Lets the arbiter decide by other numbers. The log says so, since the same events give other actions from there on.
+    fn set_policy(&mut self, policy: ebb_policy::PolicyConfig) {
+        if self.config.policy == policy {
+            return;
+        }
+        self.settle();
+        self.arbiter.set_config(policy.clone());
+        let t = self.now();
+        if let Some(log) = &mut self.log {
+            log.push(&Record::Policy {
+                t,
+                policy: (&policy).into(),
+            });
+        }
+        self.config.policy = policy;
+        self.feed(Event::Tick);
+        self.settle();
     }
 
     fn pump_arena(&mut self) {

@@ -21,6 +21,7 @@ mod companions;
 mod gaps;
 mod mixture;
 mod outlook;
+mod rhythm;
 
 use std::collections::BTreeMap;
 
@@ -32,6 +33,8 @@ use gaps::Gaps;
 use mixture::Mixture;
 
 pub use outlook::{Advice, Outlook, Stake};
+pub use rhythm::Foresight;
+pub(crate) use rhythm::{Ahead, Rhythm};
 
 /// Seconds over which a task's own uses fade.
 const SPANS: [f64; 9] = [

@@ -439,6 +439,9 @@ pub(crate) struct BenchArgs {
     /// How often each is measured
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
+    /// Pin a ring of host memory and no more, as with `arena.pinned = "ring"`
+    #[arg(long)]
+    pub ring: bool,
     /// `start`: so many programs at the same moment instead of one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub at_once: Option<u32>,

@@ -35,6 +35,7 @@ pub(crate) fn busy() -> Snapshot {
         request: Bytes::gib(20),
         limit,
         paused: false,
+        hibernation: None,
         processes,
     };
     Snapshot {

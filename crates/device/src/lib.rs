@@ -347,4 +347,8 @@ pub trait HostMemory: Send + Sync + fmt::Debug {
     /// # Errors
     /// The system's.
     fn unmap(&self, host: HostAddr, bytes: u64) -> std::io::Result<()>;
+
+    /// Copies between two ranges of [`Self::map`]'s memory that do not overlap and stay mapped meanwhile. Other processes may write the source at
+    /// the same time; then what is copied is any mixture.
+    fn copy(&self, to: HostAddr, from: HostAddr, bytes: Bytes);
 }

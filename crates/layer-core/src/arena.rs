@@ -16,7 +16,9 @@
 //! under it.
 
 mod pinning;
+mod ring;
 mod tier;
+mod transfer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -34,7 +36,9 @@ use crate::fd::{ChildSlot, OurFd};
 use crate::kept::{HostCopy, KeptCopies, Ticket};
 use crate::pace::Pace;
 use crate::threads;
+use ring::Ring;
 pub(crate) use tier::Readiness;
+pub(crate) use transfer::Transfer;
 
 /// How many descriptors a forked child can close: 1,024 segments, which are 256 GiB at the daemon's usual size.
 const FDS: usize = 1024;
@@ -50,6 +54,8 @@ struct Segment {
     leaving: bool,
     /// It is to be registered again, and who copies waits for that.
     pinning: bool,
+    /// Chunks that are being copied to or from it.
+    flying: u32,
     /// The program closed the descriptor before a new daemon could be told: it knows nothing of this segment, which takes
     /// nothing in any more and leaves when it is empty.
     unknown: bool,
@@ -100,6 +106,14 @@ struct State {
     read_alone: Vec<u64>,
     /// Nothing is to be registered: the process is to be checkpointed, or is.
     unpinned: bool,
+    /// Where what is not pinned is copied through, if there is one.
+    ring: Option<Arc<Ring>>,
+    /// There will be one in a moment.
+    ring_comes: bool,
+    /// Room for a ring, wanted besides what is for bytes.
+    spare: u64,
+    /// Some segments were unpinned ahead of a hibernation.
+    early: pinning::Early,
 }
 
 /// The arena of a process.
@@ -211,36 +225,17 @@ impl Arena {
         self.send_off(state);
     }
 
-    /// Wakes the arena's thread.
-    pub(crate) fn ring(&self) {
-        drop(self.lock());
+    /// The engine is dropped: wakes the arena's threads, which end.
+    pub(crate) fn close(&self) {
+        if let Some(ring) = &self.lock().ring {
+            ring.shut();
+        }
         self.work.notify_all();
     }
 
     /// Whether [`Self::take`] would find room.
     pub(crate) fn has_room(&self, len: u64, granule: u64) -> bool {
         self.lock().room(granule) >= len
-    }
-
-    /// Where pieces are, once they are pinned again if they are to be.
-    pub(crate) fn addresses(&self, pieces: &[Piece]) -> Vec<(HostAddr, Piece)> {
-        let pinning = |state: &mut State| {
-            let segment = |piece: &Piece| state.segments.get(&piece.segment);
-            pieces.iter().filter_map(segment).any(|segment| segment.pinning)
-        };
-        let state = self
-            .work
-            .wait_while(self.lock(), pinning)
-            .unwrap_or_else(PoisonError::into_inner);
-        pieces
-            .iter()
-            .filter_map(|piece| {
-                let segment = state.segments.get(&piece.segment)?;
-                // It may be marked to go at this moment; then it is seen that this is not at rest, and it stays.
-                debug_assert!(segment.host != HostAddr(0), "copies begin with what is here");
-                Some((segment.host.offset(piece.offset), *piece))
-            })
-            .collect()
     }
 
     /// Pieces that are not needed any more. Segments that ran empty leave if the daemon asked for some.
@@ -264,10 +259,16 @@ impl Arena {
     /// Lets empty segments leave, as far as the daemon asked.
     fn send_off(&self, state: &mut State) {
         state.give_way();
+        let alone = state.segments.len() == 1 && state.jobs.is_empty();
         for (id, bytes) in state.slots.empty() {
+            let ring = state.ring.as_ref().is_some_and(|ring| ring.id == id);
             let Some(segment) = state.segments.get_mut(&id) else {
                 continue;
             };
+            // Without a ring what is in the others is copied at a fifth of the rate: it is the last that goes.
+            if ring && !alone && !segment.unknown {
+                continue;
+            }
             // What is on disk with nothing in it any more is of no use to anybody.
             let stays = (state.recall == 0 || state.urgent) && !segment.unknown && segment.tier.is_here();
             if segment.leaving || stays {
@@ -397,7 +398,14 @@ impl Arena {
             }
         };
         let registering = self.registering();
-        let registered = self.register(core, id, host, bytes);
+        let by_ring = core.link.wants_ring();
+        let first = by_ring && self.lock().has_no_ring();
+        let registered = (!by_ring || first)
+            .then(|| self.register(core, id, host, bytes))
+            .flatten();
+        let ring = registered
+            .filter(|_| first)
+            .and_then(|_| Ring::start(core, id, host, bytes));
         let mut state = self.lock();
         state.segments.insert(
             id,
@@ -408,6 +416,7 @@ impl Arena {
                 registered,
                 leaving: false,
                 pinning: false,
+                flying: 0,
                 unknown: false,
                 tier: tier::Tier::HERE,
             },
@@ -415,6 +424,11 @@ impl Arena {
         drop(registering);
         let added = state.slots.add(id, bytes);
         debug_assert!(added, "segment ids are not reused");
+        if ring.is_some() {
+            // It takes room from what is for bytes: as much more is wanted.
+            (state.ring, state.spare, state.wanted) = (ring, bytes, 0);
+            state.slots.set_closed(id, true);
+        }
         self.send_off(&mut state);
     }
 
@@ -455,15 +469,15 @@ impl Arena {
     }
 
     fn see_off(&self, core: &Arc<Core>, id: u64) {
+        self.end_ring(id);
         if let Err(error) = self.unregister(core, id) {
             core.events
                 .note(format!("arena segment {id} stays pinned: {error}"));
             let mut state = self.lock();
-            let unknown = state.segments.get_mut(&id).is_some_and(|segment| {
+            if let Some(segment) = state.segments.get_mut(&id) {
                 segment.leaving = false;
-                segment.unknown
-            });
-            state.slots.set_closed(id, unknown);
+            }
+            state.close_as_it_is(id);
             return;
         }
         let segment = {
@@ -484,6 +498,11 @@ impl Arena {
             drop(segment);
             if known {
                 core.link.send(ToDaemon::ArenaReturn { segments: vec![id] });
+            }
+            // The ring goes when it is the last.
+            let mut state = self.lock();
+            if state.ring.is_some() {
+                self.send_off(&mut state);
             }
         }
     }
@@ -535,6 +554,11 @@ impl Arena {
     /// What to ask the daemon for, if that changed: room for all allocations, ahead of need.
     pub(crate) fn want(&self, allocated: u64) -> Option<ToDaemon> {
         let mut state = self.lock();
+        let allocated = if allocated > 0 {
+            allocated.saturating_add(state.spare)
+        } else {
+            0
+        };
         if state.urgent || state.wanted == allocated {
             return None;
         }
@@ -558,6 +582,7 @@ impl Arena {
             segments,
             slots,
             kept,
+            ring,
             ..
         } = state;
         jobs.retain(|job| match job {
@@ -567,7 +592,7 @@ impl Arena {
                     .filter(|segment| !segment.unknown && segment.tier.is_here());
                 let Some(segment) = stays else { return true };
                 segment.leaving = false;
-                slots.set_closed(*id, false);
+                slots.set_closed(*id, ring.as_ref().is_some_and(|ring| ring.id == *id));
                 false
             }
             _ => true,
@@ -697,6 +722,18 @@ fn arriving_fd(fds: &[ChildSlot], core: &Core, fd: &OurFd) {
 }
 
 impl State {
+    fn has_no_ring(&self) -> bool {
+        self.ring.is_none() && !self.ring_comes
+    }
+
+    /// A segment takes pieces in, unless something is in the way.
+    fn close_as_it_is(&mut self, id: u64) {
+        let ring = self.ring.as_ref().is_some_and(|ring| ring.id == id);
+        let in_the_way = |s: &Segment| s.leaving || s.unknown || !s.tier.is_here();
+        let closed = ring || self.segments.get(&id).is_none_or(in_the_way);
+        self.slots.set_closed(id, closed);
+    }
+
     /// Bytes that [`Arena::take`] could give.
     fn room(&self, granule: u64) -> u64 {
         self.slots
@@ -715,9 +752,10 @@ impl State {
                 .is_some_and(|s| !s.leaving && !s.unknown && s.tier.is_here())
         };
         let empty = self.slots.empty();
+        let ring = self.ring.as_ref().map(|ring| ring.id);
         let empty: u64 = empty
             .iter()
-            .filter(|(id, _)| stays(id))
+            .filter(|(id, _)| stays(id) && Some(*id) != ring)
             .map(|(_, bytes)| bytes)
             .sum();
         let mut missing = self.recall.saturating_sub(empty);

@@ -240,7 +240,7 @@ impl Core {
         self.closed.store(true, Ordering::Release);
         self.exit();
         self.link.ring();
-        self.arena.ring();
+        self.arena.close();
         self.share.ring();
     }
 

@@ -205,7 +205,10 @@ pub(crate) mod program {
     pub(crate) fn take_over(number: RawFd, file: impl AsFd) {
         // SAFETY: as in `close`; the number is replaced in one step and never closed by this value.
         let mut at = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
-        rustix::io::dup2(file, &mut at).unwrap();
+        // The kernel is busy with a number that another thread is about to get.
+        while let Err(error) = rustix::io::dup2(file.as_fd(), &mut at) {
+            assert_eq!(error, rustix::io::Errno::BUSY);
+        }
     }
 
     /// Whether the number is still this file's.

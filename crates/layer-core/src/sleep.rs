@@ -73,6 +73,8 @@ struct State {
     told: bool,
     /// The thread that helps itself lives.
     alone: bool,
+    /// The order of which it was asked whether it could sleep; 0 if there is none.
+    coming: u64,
     /// How often it slept.
     times: u64,
 }
@@ -213,6 +215,12 @@ pub(crate) fn ordered(core: &Arc<Core>, order: u64, ask: bool, patient: bool, wa
         } else {
             sleep::CANNOT
         };
+        if outcome == sleep::READY {
+            // Its memory is evicted next, and unpinned by the way.
+            core.sleep.lock().coming = order;
+            core.arena.sleep_comes();
+            core.link.poke();
+        }
         return answer(core, order, outcome, &reasons.join("\n"));
     }
     {
@@ -374,7 +382,7 @@ fn patiently(core: &Core, deadline: Instant, mut is_so: impl FnMut() -> bool, wh
 
 /// Lets everybody go on.
 fn rise(core: &Arc<Core>, devices: &[usize]) {
-    core.arena.pin_again(core);
+    core.arena.sleep_does_not_come(core);
     core.sleep.held.store(false, Ordering::Release);
     for device in devices {
         core.gate.open(*device);
@@ -402,6 +410,12 @@ pub(crate) fn awake(core: &Arc<Core>, order: u64) {
             Stage::Preparing if state.order == order => {
                 state.off = true;
                 return;
+            }
+            // It was asked, and is not told to.
+            Stage::Awake if state.coming == order => {
+                state.coming = 0;
+                drop(state);
+                return core.arena.sleep_does_not_come(core);
             }
             Stage::Awake | Stage::Preparing | Stage::Asleep => return,
         }
@@ -447,7 +461,12 @@ pub(crate) fn met(core: &Arc<Core>) {
 pub(crate) fn left(core: &Arc<Core>) {
     let mut state = core.sleep.lock();
     state.told = false;
+    let coming = std::mem::take(&mut state.coming) != 0;
     match state.stage {
+        Stage::Awake if coming => {
+            drop(state);
+            core.arena.sleep_does_not_come(core);
+        }
         Stage::Awake => {}
         Stage::Preparing => state.off = true,
         Stage::Asleep if is_wanted(core) => help_itself(core, &mut state),

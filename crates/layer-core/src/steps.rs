@@ -4,7 +4,7 @@
 //! as [`Stuck`], stays in the books as used, and is tried again later.
 
 use ebb_alloc::Piece;
-use ebb_device::{DeviceError, DeviceMemory, Direction, Handle, Marker};
+use ebb_device::{DeviceError, DeviceMemory, Direction, Handle};
 
 use crate::pool::{Dismantle, Stuck};
 
@@ -122,31 +122,38 @@ pub(crate) fn take_away(memory: &dyn DeviceMemory, at: u64, len: u64, handle: Ha
     take_down(memory, one).err()
 }
 
-/// Enqueues the copies of the given runs of one chunk (where in it, and how long; in order), piece by piece, and a marker
-/// behind them. On an error some may be under way: see [`settle`].
-pub(crate) fn enqueue(
-    memory: &dyn DeviceMemory,
-    direction: Direction,
-    at: u64,
-    pieces: &[(ebb_device::HostAddr, Piece)],
-    runs: &[(u64, u64)],
-) -> Result<Marker, DeviceError> {
+/// A run of a chunk that lies in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Which piece.
+    pub(crate) piece: usize,
+    /// Where in it.
+    pub(crate) from: u64,
+    /// Where in the chunk.
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+}
+
+/// Cuts runs of one chunk (where in it, and how long; in order) at the borders of its pieces.
+pub(crate) fn runs(pieces: &[Piece], runs: &[(u64, u64)]) -> Vec<Run> {
+    let mut all = Vec::new();
     for (run, len) in runs {
         let mut start = 0;
-        for (host, piece) in pieces {
-            let from = (*run).max(start);
+        for (number, piece) in pieces.iter().enumerate() {
+            let at = (*run).max(start);
             let to = (run + len).min(start + piece.len);
-            if from < to {
-                let host = host.offset(from - start);
-                match direction {
-                    Direction::Out => memory.copy_out(host, at + from, to - from)?,
-                    Direction::In => memory.copy_in(at + from, host, to - from)?,
-                }
+            if at < to {
+                all.push(Run {
+                    piece: number,
+                    from: at - start,
+                    at,
+                    len: to - at,
+                });
             }
             start += piece.len;
         }
     }
-    memory.mark(direction)
+    all
 }
 
 /// After an error in a direction: waits until nothing is under way there. `false` if that cannot be known; then the

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ebb_device::DeviceMemory;
 use ebb_device::fake::{Card, FakeDevice, FakeHost};
-use ebb_protocol::wire::{SegmentInfo, ask_kind, outcome};
+use ebb_protocol::wire::{SegmentInfo, ask_kind, feature, outcome};
 use ebb_protocol::{ToDaemon, ToLayer, socket};
 use ebb_units::{Bytes, DeviceUuid};
 
@@ -35,6 +35,8 @@ pub(crate) struct Script {
     pub(crate) segment: u64,
     /// Answers `Attach` at all.
     pub(crate) answer_attach: bool,
+    /// It wants nothing pinned but a ring.
+    pub(crate) ring: bool,
     /// Goes on with sessions, as a daemon that did not die.
     pub(crate) resume: bool,
     pub(crate) alloc_wait: Duration,
@@ -52,6 +54,7 @@ impl Default for Script {
             arena: 1 << 30,
             segment: 16 * G,
             answer_attach: true,
+            ring: false,
             resume: false,
             alloc_wait: Duration::from_millis(100),
             alloc_wait_max: LONG,
@@ -342,7 +345,7 @@ impl Books {
     fn take(&mut self, message: &ToDaemon) -> Answers {
         let script = self.script;
         match message {
-            ToDaemon::Hello { resumes, .. } => vec![(
+            ToDaemon::Hello { resumes, .. } => [(
                 ToLayer::Welcome {
                     session: if script.resume && *resumes != 0 {
                         *resumes
@@ -355,7 +358,14 @@ impl Books {
                     busy_wait_ms: ms(script.busy_wait),
                 },
                 Vec::new(),
-            )],
+            )]
+            .into_iter()
+            .chain(
+                script
+                    .ring
+                    .then(|| (ToLayer::Features { bits: feature::RING }, Vec::new())),
+            )
+            .collect(),
             ToDaemon::Attach { device, lease, .. } if script.answer_attach => {
                 self.lease.insert(0, lease.get());
                 vec![(

@@ -82,6 +82,19 @@ pub struct ArenaConfig {
     pub huge_pages: bool,
     /// Threads that prepare segments.
     pub threads: usize,
+    /// What of it programs pin.
+    pub pinned: Pinned,
+}
+
+/// What programs pin of the arena segments that they have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pinned {
+    /// All: copies go straight, at the link's rate.
+    #[default]
+    All,
+    /// One segment of each process, through which threads copy.
+    Ring,
 }
 
 /// The disk tier's settings.
@@ -513,6 +526,7 @@ struct RawArena {
     segment: Option<Size>,
     huge_pages: Option<bool>,
     threads: Option<usize>,
+    pinned: Option<Pinned>,
 }
 
 impl RawArena {
@@ -538,6 +552,7 @@ impl RawArena {
             segment,
             huge_pages: self.huge_pages.unwrap_or(false),
             threads,
+            pinned: self.pinned.unwrap_or_default(),
         })
     }
 }

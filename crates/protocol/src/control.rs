@@ -242,8 +242,29 @@ pub struct TaskRow {
     pub limit: Option<Bytes>,
     /// Paused by hand.
     pub paused: bool,
+    /// How long its last hibernation took, and the way back; `None` before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hibernation: Option<HibernationRow>,
     /// Its processes.
     pub processes: Vec<ProcessRow>,
+}
+
+/// A hibernation by its phases, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HibernationRow {
+    /// From the order until nothing is on the card: `asked`, `evicted`, `quiet and unpinned`, `locked`, `checkpointed`; the last two for each process.
+    pub down: Vec<PhaseRow>,
+    /// From the wish for it until all is back: `room`, `restored`, `unlocked`, `copied in`.
+    pub up: Vec<PhaseRow>,
+}
+
+/// A phase that is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseRow {
+    /// Its name.
+    pub what: String,
+    /// How long it took, by the daemon's clock.
+    pub ns: u64,
 }
 
 /// One process on one card.

@@ -28,6 +28,25 @@ impl Unit {
     }
 }
 
+/// A part of what a figure measures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Phase {
+    /// The figure.
+    pub of: &'static str,
+    /// The part.
+    pub what: String,
+    /// Seconds, of each round.
+    pub samples: Vec<f64>,
+}
+
+impl Phase {
+    /// A line for a person.
+    pub(super) fn line(&self) -> String {
+        let median = Unit::Seconds.show(median(&self.samples));
+        format!("{}: {} {median}", self.of, self.what)
+    }
+}
+
 /// One result. Its JSON form is what programs read: the fields and their order stay.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Figure {

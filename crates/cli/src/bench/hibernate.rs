@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ebb_protocol::control::Request;
 
-use super::figure::Figure;
+use super::figure::{Figure, Phase};
 use super::server::{Checked, Held, Server, Took};
 use super::{PAUSE_MS, TASK, TURN, await_arena, say, unsay};
 use crate::demo::stage::Stage;
@@ -73,8 +73,8 @@ impl Drop for Driver {
     }
 }
 
-/// Both ways, and how many words were wrong.
-pub(super) fn hibernate(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, u64)> {
+/// Both ways, by their phases as well, and how many words were wrong.
+pub(super) fn hibernate(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, Vec<Phase>, u64)> {
     let bytes = stage.bytes_per_job;
     let mut driver = Driver::start(stage)?;
     let mut plain = Server::start(stage.server(None)?, &mut stage.guard)?;
@@ -83,7 +83,7 @@ pub(super) fn hibernate(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, 
     let held: Held = worker.ask(&format!("hold {}", bytes.0))?;
     await_arena(stage, held.held)?;
     let [mut out, mut back, mut theirs_out, mut theirs_back] = [const { Vec::new() }; 4];
-    let mut wrong = 0;
+    let (mut wrong, mut phases) = (0, Vec::new());
     for round in 0..=rounds {
         say(&format!("hibernate and back, round {round} of {rounds}"));
         let _: Took = worker.ask("rewrite")?;
@@ -97,6 +97,9 @@ pub(super) fn hibernate(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, 
         let touched: Took = worker.ask("touch")?;
         let checked: Checked = worker.ask("check")?;
         wrong += checked.wrong;
+        if round > 0 {
+            add_phases(stage, &mut phases)?;
+        }
         say(&format!(
             "the driver's checkpoint alone, round {round} of {rounds}"
         ));
@@ -122,6 +125,33 @@ pub(super) fn hibernate(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, 
             Figure::paired("hibernate", held.held, alone, out, theirs_out),
             Figure::paired("wake", held.held, alone, back, theirs_back),
         ],
+        phases,
         wrong,
     ))
+}
+
+/// What the daemon says of the round that is over.
+fn add_phases(stage: &mut Stage, phases: &mut Vec<Phase>) -> Result<()> {
+    let snapshot = stage.snapshot()?;
+    let row = snapshot.tasks.into_iter().find(|task| task.name == TASK);
+    let Some(row) = row.and_then(|task| task.hibernation) else {
+        return Ok(());
+    };
+    for (of, rows) in [("hibernate", row.down), ("wake", row.up)] {
+        for row in rows {
+            let seconds = row.ns as f64 / 1e9;
+            match phases
+                .iter_mut()
+                .find(|phase| phase.of == of && phase.what == row.what)
+            {
+                Some(phase) => phase.samples.push(seconds),
+                None => phases.push(Phase {
+                    of,
+                    what: row.what,
+                    samples: vec![seconds],
+                }),
+            }
+        }
+    }
+    Ok(())
 }

@@ -25,7 +25,7 @@ use serde::Serialize;
 use crate::args::{Bench, BenchArgs, BenchCommand};
 use crate::demo::stage::{Card, Stage, spare_host_memory};
 use crate::error::{CliError, Result};
-use figure::Figure;
+use figure::{Figure, Phase};
 use server::{Checked, Each, Held, Link, Server, Took};
 
 /// The name of the task that is measured.
@@ -49,6 +49,8 @@ struct Report {
     card_bytes: u64,
     rounds: u32,
     figures: Vec<Figure>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    phases: Vec<Phase>,
     mismatches: u64,
 }
 
@@ -60,7 +62,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         None => {}
     }
     let wanted = |what: Bench| !args.curve && (args.what.is_empty() || args.what.contains(&what));
-    let mut stage = Stage::set_up_for(args.gpu, |card, sim| sizes(args, card, sim))?;
+    let mut stage = Stage::set_up_for(args.gpu, args.ring, |card, sim| sizes(args, card, sim))?;
     let mut report = Report {
         gpu: if stage.is_sim() {
             "sim".into()
@@ -70,6 +72,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         card_bytes: stage.card.total.0,
         rounds: args.rounds,
         figures: Vec::new(),
+        phases: Vec::new(),
         mismatches: 0,
     };
     if args.curve {
@@ -101,8 +104,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     }
     if wanted(Bench::Hibernate) {
         match hibernate::hibernate(&mut stage, args.rounds) {
-            Ok((figures, wrong)) => {
+            Ok((figures, phases, wrong)) => {
                 report.figures.extend(figures);
+                report.phases = phases;
                 report.mismatches += wrong;
             }
             // Not every driver can, and then the others are measured all the same.
@@ -136,6 +140,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
             report.rounds
         )?;
         figure::write(&report.figures, &mut out)?;
+        for phase in &report.phases {
+            writeln!(out, "{}", phase.line())?;
+        }
     }
     if report.mismatches > 0 {
         return Err(CliError::failed(format!(

@@ -61,15 +61,17 @@ pub(crate) struct Stage {
 impl Stage {
     /// Sets it up for the demo, or says what is missing.
     pub(super) fn set_up(args: &DemoArgs) -> Result<Self> {
-        Self::set_up_for(args.gpu, |card, sim| {
+        Self::set_up_for(args.gpu, false, |card, sim| {
             let job = per_job(args, card.total)?;
             Ok((job, check_room(card, job, sim, &HostMemory::read())?))
         })
     }
 
-    /// Sets it up. `sizes` says, by the card and whether it is simulated, what a job holds and what the host arena may.
+    /// Sets it up. `sizes` says, by the card and whether it is simulated, what a job holds and what the host arena may. `ring`: nothing else is
+    /// pinned.
     pub(crate) fn set_up_for(
         gpu: Gpu,
+        ring: bool,
         sizes: impl FnOnce(&Card, bool) -> Result<(Bytes, Bytes)>,
     ) -> Result<Self> {
         let worker = worker_path()?;
@@ -81,8 +83,11 @@ impl Stage {
         let mut guard = Guard::start(&folder)?;
         let card = probe(&worker, &folder, sim.as_deref())?;
         let (bytes_per_job, budget) = sizes(&card, sim.is_some())?;
-        std::fs::write(folder.join("ebb.toml"), config(&folder, sim.is_some(), budget))
-            .map_err(|error| cannot_write(&folder, &error))?;
+        std::fs::write(
+            folder.join("ebb.toml"),
+            config(&folder, sim.is_some(), budget, ring),
+        )
+        .map_err(|error| cannot_write(&folder, &error))?;
         let daemon = start_daemon(&folder, sim.as_deref())?;
         guard.watch(daemon.id());
         let (client, daemon) = await_daemon(&folder, daemon)?;
@@ -396,11 +401,12 @@ pub(crate) fn spare_host_memory(card: &Card, sim: bool, memory: &HostMemory) -> 
     Bytes(left.0 / 10 * 9).saturating_sub(if sim { card.total } else { Bytes::ZERO })
 }
 
-fn config(folder: &Path, sim: bool, budget: Bytes) -> String {
+fn config(folder: &Path, sim: bool, budget: Bytes, ring: bool) -> String {
     let segment = if sim { "8Mi" } else { "256Mi" };
+    let pinned = if ring { "ring" } else { "all" };
     format!(
         "scope = \"user\"\nsocket_dir = {:?}\nstate_dir = {:?}\nidle_exit = \"off\"\nlog = \"info\"\n\
-         [arena]\nbudget = \"{}\"\nsegment = \"{segment}\"\n",
+         [arena]\nbudget = \"{}\"\nsegment = \"{segment}\"\npinned = \"{pinned}\"\n",
         folder.join("run"),
         folder.join("state"),
         budget.to_quantity(),

@@ -7,6 +7,8 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ebb_units::Bytes;
+
 use crate::{HostAddr, HostMemory};
 
 /// Host segments as vectors. An address says where in which; unmapped ones are gone for good, and their addresses are
@@ -75,6 +77,13 @@ impl HostMemory for FakeHost {
             host.files.insert(at.0, file);
         }
         Ok(at)
+    }
+
+    fn copy(&self, to: HostAddr, from: HostAddr, bytes: Bytes) {
+        // What lies in no segment is not copied: the contents show it.
+        if let Some(copy) = self.bytes(from, bytes.0, |source| source.to_vec()) {
+            self.bytes(to, bytes.0, |target| target.copy_from_slice(&copy));
+        }
     }
 
     fn unmap(&self, host: HostAddr, bytes: u64) -> io::Result<()> {

@@ -390,16 +390,17 @@ impl Arena {
         let mut state = self.lock();
         if let Some(segment) = state.segments.get_mut(&id) {
             segment.tier = Tier::HERE;
-            let closed = segment.unknown || segment.leaving;
-            state.slots.set_closed(id, closed);
         }
+        state.close_as_it_is(id);
         self.send_off(&mut state);
     }
 
     fn here(&self, core: &Arc<Core>, id: u64, host: HostAddr) {
         let bytes = self.lock().segments.get(&id).map_or(0, |segment| segment.bytes);
         let registering = self.registering();
-        let registered = self.register(core, id, host, bytes);
+        // Nothing but the ring is to be pinned, or everything.
+        let pinned = !core.link.wants_ring();
+        let registered = pinned.then(|| self.register(core, id, host, bytes)).flatten();
         if let Some(segment) = self.lock().segments.get_mut(&id) {
             segment.host = host;
             segment.registered = registered;

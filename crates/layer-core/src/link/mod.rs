@@ -167,6 +167,11 @@ impl Link {
         self.epoch() != 0 && self.features.load(Ordering::Acquire) & feature != 0
     }
 
+    /// Whether the daemon wants nothing pinned but a ring; the last one's word, if there is none now.
+    pub(crate) fn wants_ring(&self) -> bool {
+        self.features.load(Ordering::Acquire) & ebb_protocol::wire::feature::RING != 0
+    }
+
     /// Makes the bell of a new connection. Returns the end to sleep on.
     fn new_bell(&self) -> Result<OurFd, Errno> {
         let (rings, hears) = rustix::net::socketpair(

@@ -71,8 +71,12 @@ pub(crate) fn movable_bytes(core: &Core, device: &Device, state: &State) -> u64 
 
 /// What is away, in the order in which it lies in host memory, so that segments run empty one after another: those with
 /// least in them first. What is on disk is not among it: as much of it as there is lease for is asked for, in the order
-/// in which it will be copied in. `Err`: some of it cannot be read.
-pub(super) fn away(core: &Arc<Core>, device: &Device, state: &State) -> Result<Vec<Chunk>, DeviceError> {
+/// in which it will be copied in. With each the segment that it begins in, 0 if it is in none. `Err`: some of it cannot be read.
+pub(super) fn away(
+    core: &Arc<Core>,
+    device: &Device,
+    state: &State,
+) -> Result<Vec<(Chunk, u64)>, DeviceError> {
     let program = core.vmm.away(device.index);
     let mut full: BTreeMap<u64, u64> = BTreeMap::new();
     let mut all: Vec<(&[Piece], Chunk)> = Vec::new();
@@ -97,7 +101,7 @@ pub(super) fn away(core: &Arc<Core>, device: &Device, state: &State) -> Result<V
         let readiness = core.arena.readiness(pieces);
         unreadable |= readiness == Readiness::Unreadable;
         if readiness == Readiness::Ready {
-            ready.push(chunk);
+            ready.push((chunk, pieces.first().map_or(0, |piece| piece.segment)));
         }
         // What is read before there is room for it on the card would stand in the way of who makes that room.
         let len: u64 = pieces.iter().map(|piece| piece.len).sum();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ebb_device::{DeviceError, Direction, Marker};
+use ebb_device::{DeviceError, Direction};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::outcome;
 use ebb_units::Bytes;
@@ -12,7 +12,7 @@ use ebb_units::Bytes;
 use super::chunks::{self, Chunk, Out, Undone};
 use super::survey::Survey;
 use super::{DEPTH, reopen};
-use crate::arena::Readiness;
+use crate::arena::{Readiness, Transfer};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
 use crate::kept::HostCopy;
@@ -21,9 +21,9 @@ use crate::{beside, frameworks, steps, streamed};
 /// A chunk whose copy is under way, or that needs none.
 struct Leaving {
     out: Out,
-    /// Where its bytes are when the marker is reached.
+    /// Where its bytes are when the transfer is over.
     copy: HostCopy,
-    marker: Option<Marker>,
+    transfer: Option<Transfer>,
     /// Bytes of the copy.
     copied: u64,
 }
@@ -174,7 +174,9 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     streamed::after_quiet(core, device.index);
     frameworks::after_quiet(core, device.index, *left);
     give_without_copy(core, device, order, left);
+    core.arena.copies(true);
     let result = copy_out(core, device, order, room, left, done);
+    core.arena.copies(false);
     core.arena.want_no_more();
     core.link.poke();
     beside::send_away(core, device, order);
@@ -342,10 +344,12 @@ fn copy_out(
         if !finish(core, device, chunk, done) {
             result = Some(outcome::FAILED);
         }
+        core.arena.copied(core);
         device.lock().give_lease(core, order, left);
     }
 }
 
+#[expect(clippy::large_enum_variant, reason = "one at a time, and most are this")]
 enum Begun {
     UnderWay(Leaving),
     /// It was freed.
@@ -376,7 +380,7 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
         return Begun::UnderWay(Leaving {
             out,
             copy,
-            marker: None,
+            transfer: None,
             copied: 0,
         });
     }
@@ -389,12 +393,14 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
             return Begun::Failed;
         }
     };
-    let pieces = core.arena.addresses(&copy.pieces);
-    match steps::enqueue(memory, Direction::Out, at, &pieces, &runs) {
-        Ok(marker) => Begun::UnderWay(Leaving {
+    match core
+        .arena
+        .transfer(device, Direction::Out, at, &copy.pieces, &runs)
+    {
+        Ok(transfer) => Begun::UnderWay(Leaving {
             out,
             copy,
-            marker: Some(marker),
+            transfer: Some(transfer),
             copied: runs.iter().map(|(_, len)| len).sum(),
         }),
         Err(error) => {
@@ -459,11 +465,11 @@ fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool
     let Leaving {
         out,
         copy,
-        marker,
+        transfer,
         copied,
     } = chunk;
-    if let Some(marker) = marker
-        && let Err(error) = device.memory.wait(marker)
+    if let Some(transfer) = transfer
+        && let Err(error) = transfer.wait(&core.arena, &*device.memory)
     {
         note_error(core, device, "copying out", error);
         stay(core, device, out, &copy, true);

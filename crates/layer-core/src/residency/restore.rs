@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ebb_device::{DeviceError, Direction, Marker};
+use ebb_device::{DeviceError, Direction};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::ask_kind;
 use ebb_units::Bytes;
 
 use super::chunks::{self, Chunk, In};
 use super::{DEPTH, reopen};
-use crate::arena::Readiness;
+use crate::arena::{Readiness, Transfer};
 use crate::core::Core;
 use crate::device::{Device, Failing, Mode, Phase};
 use crate::error::TouchError;
@@ -28,7 +28,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// A chunk whose copy is under way, or that needs none.
 struct Coming {
     chunk: In,
-    marker: Option<Marker>,
+    transfer: Option<Transfer>,
     /// Bytes of the copy.
     copied: u64,
 }
@@ -41,11 +41,30 @@ enum Begun {
     Failed,
 }
 
+impl Coming {
+    fn is_by_ring(&self) -> bool {
+        self.transfer.as_ref().is_some_and(Transfer::is_by_ring)
+    }
+}
+
+/// Which of these to wait for: the first, or one that is over before it, since what goes through the ring is slower than what goes straight.
+fn first_over(device: &Device, under_way: &VecDeque<Coming>) -> usize {
+    if !under_way.iter().any(Coming::is_by_ring) {
+        return 0;
+    }
+    let over = |coming: &Coming| {
+        let transfer = coming.transfer.as_ref();
+        transfer.is_none_or(|transfer| transfer.is_done(&*device.memory))
+    };
+    let straight = || under_way.iter().position(|coming| !coming.is_by_ring());
+    under_way.iter().position(over).or_else(straight).unwrap_or(0)
+}
+
 /// Brings everything back, as lease comes in. Returns when all is back, or an order is to be carried out first, or
 /// nobody waits for it any more because it keeps failing.
 pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
     let mut under_way: VecDeque<Coming> = VecDeque::new();
-    let mut todo: VecDeque<Chunk> = VecDeque::new();
+    let mut todo: VecDeque<(Chunk, u64)> = VecDeque::new();
     let (mut copied, mut from, mut until) = (0, None, None);
     let mut failed = false;
     core.arena.forgive();
@@ -55,8 +74,10 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
             let interrupted = state.stop || state.dead || !state.orders.is_empty() || core.sleep.holds();
             (interrupted, state.version)
         };
-        if !interrupted && !failed && under_way.len() < DEPTH {
-            match begin(core, device, &mut todo) {
+        let by_ring = under_way.iter().filter(|coming| coming.is_by_ring()).count();
+        let free = (under_way.len() - by_ring < DEPTH, by_ring < DEPTH);
+        if !interrupted && !failed && (free.0 || free.1) {
+            match begin(core, device, &mut todo, free, under_way.is_empty()) {
                 Begun::UnderWay(chunk) => {
                     from.get_or_insert_with(Instant::now);
                     under_way.push_back(chunk);
@@ -66,7 +87,7 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
                 Begun::Failed => failed = true,
             }
         }
-        if let Some(chunk) = under_way.pop_front() {
+        if let Some(chunk) = under_way.remove(first_over(device, &under_way)) {
             let bytes = chunk.copied;
             if finish(core, device, chunk) {
                 copied += bytes;
@@ -200,8 +221,15 @@ fn failure(core: &Core, device: &Device, doing: &str, error: DeviceError) {
     }
 }
 
-/// Makes room for the next chunk and starts its copy.
-fn begin(core: &Arc<Core>, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun {
+/// Makes room for the next chunk and starts its copy. `free`: whether one more may go straight, and by way of the ring. What can do neither now is
+/// waited for only if there is nothing else (`alone`).
+fn begin(
+    core: &Arc<Core>,
+    device: &Device,
+    todo: &mut VecDeque<(Chunk, u64)>,
+    free: (bool, bool),
+    alone: bool,
+) -> Begun {
     let memory = &*device.memory;
     device.retry_stuck();
     let coming = {
@@ -217,7 +245,10 @@ fn begin(core: &Arc<Core>, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun
             }
         }
         loop {
-            let Some(next) = todo.pop_front() else {
+            let segments = todo.iter().map(|(_, segment)| *segment);
+            let ready = core.arena.first_ready(segments, free.0, free.1);
+            let next = ready.or(alone.then_some(0)).and_then(|at| todo.remove(at));
+            let Some((next, _)) = next else {
                 return Begun::Nothing;
             };
             match In::begin(core, &mut state, next) {
@@ -248,7 +279,7 @@ fn begin(core: &Arc<Core>, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun
     if coming.copy.is_blank() {
         return Begun::UnderWay(Coming {
             chunk: coming,
-            marker: None,
+            transfer: None,
             copied: 0,
         });
     }
@@ -257,13 +288,13 @@ fn begin(core: &Arc<Core>, device: &Device, todo: &mut VecDeque<Chunk>) -> Begun
         for (from, len) in coming.copy.zeros(coming.len) {
             memory.zero(at + from, len)?;
         }
-        let pieces = core.arena.addresses(&coming.copy.pieces);
-        steps::enqueue(memory, Direction::In, at, &pieces, &filled)
+        core.arena
+            .transfer(device, Direction::In, at, &coming.copy.pieces, &filled)
     };
     match fill() {
-        Ok(marker) => Begun::UnderWay(Coming {
+        Ok(transfer) => Begun::UnderWay(Coming {
             chunk: coming,
-            marker: Some(marker),
+            transfer: Some(transfer),
             copied: filled.iter().map(|(_, len)| len).sum(),
         }),
         Err(error) => {
@@ -285,9 +316,9 @@ fn undo(core: &Core, device: &Device, chunk: In) {
 
 /// Waits for a copy. `false` if the chunk is still in host memory.
 fn finish(core: &Core, device: &Device, coming: Coming) -> bool {
-    let Coming { chunk, marker, .. } = coming;
-    if let Some(marker) = marker
-        && let Err(error) = device.memory.wait(marker)
+    let Coming { chunk, transfer, .. } = coming;
+    if let Some(transfer) = transfer
+        && let Err(error) = transfer.wait(&core.arena, &*device.memory)
     {
         failure(core, device, "copying in", error);
         undo(core, device, chunk);

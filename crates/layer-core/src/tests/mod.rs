@@ -6,5 +6,6 @@ mod daemon;
 mod descriptors;
 mod faults;
 mod pins;
+mod ring;
 mod sequences;
 mod tier;

@@ -9,6 +9,7 @@ fn config(segment: Bytes) -> ArenaConfig {
         segment,
         huge_pages: false,
         threads: 2,
+        pinned: crate::config::Pinned::All,
     }
 }
 

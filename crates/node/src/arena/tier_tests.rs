@@ -75,6 +75,7 @@ impl Stage {
             segment: SEGMENT,
             huge_pages: false,
             threads: 2,
+            pinned: crate::config::Pinned::All,
         };
         let mut arena = Arena::new(&config, budget, true, generation << 40);
         arena.set_tier(TierSettings {

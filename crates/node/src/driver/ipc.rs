@@ -21,6 +21,7 @@ use ebb_units::{Bytes, DeviceId, DeviceUuid};
 
 use super::timers::Timer;
 use super::{ConnId, Driver, PeerId};
+use crate::config::Pinned;
 use crate::say;
 
 /// What one program may have open.
@@ -70,7 +71,11 @@ impl Driver {
         } else {
             0
         };
-        let bits = feature::SHARE | held | lodging;
+        let ring = match self.config.arena.pinned {
+            Pinned::All => 0,
+            Pinned::Ring => feature::RING,
+        };
+        let bits = feature::SHARE | held | lodging | ring;
         self.send(peer, &ToLayer::Features { bits }, Vec::new());
     }
 

@@ -695,6 +695,7 @@ impl Driver {
             ("policy.busy_wait", old.busy_wait != new.busy_wait),
             ("event_log", old.event_log != new.event_log),
             ("arena.segment", old.arena.segment != new.arena.segment),
+            ("arena.pinned", old.arena.pinned != new.arena.pinned),
             ("disk", old.disk != new.disk),
             ("peer.enabled", old.peer.enabled != new.peer.enabled),
         ];

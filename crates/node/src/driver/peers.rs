@@ -354,6 +354,7 @@ impl Driver {
                 };
                 client.away = Bytes::ZERO;
                 let client = client.id;
+                self.restored_after_sleep(peer);
                 self.totals.restores += 1;
                 self.totals.in_bytes = self.totals.in_bytes.saturating_add(copied);
                 self.totals.in_nanos = self.totals.in_nanos.saturating_add(nanos);

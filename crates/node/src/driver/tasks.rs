@@ -144,6 +144,7 @@ impl Driver {
         };
         self.feed(Event::TaskRemoved { task: id });
         self.dirty_tasks.remove(&id);
+        self.forget_phases(id);
         self.fail_pauses(id);
         if let Some(token) = task.token {
             self.tokens.remove(&token);

@@ -51,6 +51,7 @@ impl Driver {
                 request: task.spec.request,
                 limit: task.spec.limit,
                 paused: task.paused,
+                hibernation: self.hibernation_row(*id),
                 processes: self
                     .peers
                     .iter()

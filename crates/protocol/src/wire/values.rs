@@ -35,6 +35,8 @@ pub mod feature {
     pub const HELD: u64 = 2;
     /// It lends room on one card to what another evicts: the messages that begin with `Lodging`.
     pub const LODGING: u64 = 4;
+    /// Arena segments are not to be pinned, but for one: the ring that copies go through.
+    pub const RING: u64 = 8;
 }
 
 /// How a process stands to a checkpoint by the driver.

@@ -139,6 +139,7 @@ impl Driver {
         match line {
             Line::Step(what, pid, nanos) => {
                 say::debug!("{task}: process {pid} {what} in {} ms", nanos / 1_000_000);
+                self.phase(task, &what);
             }
             Line::State(pid, state) => {
                 if sleep.stage == Stage::Asleep && state != 2 {

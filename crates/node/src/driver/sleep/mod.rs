@@ -24,6 +24,7 @@
 
 mod ends;
 mod helpers;
+mod phases;
 mod room;
 mod unasked;
 
@@ -166,6 +167,7 @@ pub(super) struct Sleeps {
     /// Not to be hibernated unasked before then.
     left_alone: BTreeMap<TaskId, Time>,
     looking: bool,
+    phases: phases::Phases,
 }
 
 fn failure(message: impl Into<String>, fix: &str) -> Answer {
@@ -227,6 +229,7 @@ impl Driver {
         sleep.hibernators.extend(control);
         sleep.due = now.after(ASK_WAIT);
         self.sleeps.tasks.insert(task, sleep);
+        self.going_down(task);
         self.after(ASK_WAIT, Timer::Sleep(task));
         self.take_helper(task);
         self.ask_members(task, true);
@@ -369,6 +372,7 @@ impl Driver {
                     self.evict_to_sleep(task);
                 } else if ready {
                     let limit = u64::try_from(sleep.wait.as_millis()).unwrap_or(u64::MAX);
+                    self.phase(task, "quiet and unpinned");
                     if let Some(sleep) = self.sleeps.tasks.get_mut(&task) {
                         sleep.stage = Stage::Down;
                     }
@@ -393,6 +397,7 @@ impl Driver {
                     .flat_map(|member| member.parked.values())
                     .all(|parked| parked.complete);
                 if all && ready {
+                    self.phase(task, "room");
                     if let Some(sleep) = self.sleeps.tasks.get_mut(&task) {
                         sleep.stage = Stage::Up;
                     }
@@ -421,6 +426,7 @@ impl Driver {
         };
         sleep.stage = Stage::Evicting;
         let wait = sleep.wait;
+        self.phase(task, "asked");
         self.due_in(task, wait);
         // Paused already, it is asked again, and answers again.
         self.feed(Event::Pause { task });
@@ -436,6 +442,7 @@ impl Driver {
         }
         sleep.stage = Stage::Preparing;
         let wait = sleep.wait + WAIT;
+        self.phase(task, "evicted");
         self.ask_members(task, false);
         self.due_in(task, wait);
     }

@@ -111,7 +111,9 @@ impl Driver {
             return;
         };
         (sleep.stage, sleep.began) = (Stage::Room, now);
-        if sleep.helper.is_none() {
+        let helper = sleep.helper;
+        self.coming_up(task);
+        if helper.is_none() {
             self.take_helper(task);
         }
         self.feed(Event::Resume { task });

@@ -78,6 +78,8 @@ pub(crate) enum Command {
     Pause(PauseArgs),
     /// Take all of tasks off the card, their contexts included, until they use the GPU again
     Hibernate(HibernateArgs),
+    /// Give back what tasks keep for later and do not use; nothing is evicted
+    Trim(TrimArgs),
     /// Let a paused task run again, bring a hibernated one back
     Resume(TasksArgs),
     /// Change a task's limit, request or priority
@@ -289,6 +291,24 @@ pub(crate) struct HibernateArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
     /// The answers as JSON, one a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb trim`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb trim t3                                      its caches, and what its pools do not need
+  ebb trim --all                                   those of all your tasks")]
+pub(crate) struct TrimArgs {
+    /// The tasks: t3, a name, or the id of one of a task's processes
+    #[arg(value_name = "TASK", required_unless_present = "all", conflicts_with = "all")]
+    pub tasks: Vec<String>,
+    /// All of your tasks, or all there are if you are root
+    #[arg(long)]
+    pub all: bool,
+    /// The answer as JSON
     #[arg(long)]
     pub json: bool,
 }

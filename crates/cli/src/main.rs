@@ -57,6 +57,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Top(args) => commands::top::top(global, args),
         Command::Pause(args) => commands::task::pause(global, args),
         Command::Hibernate(args) => commands::task::hibernate(global, args),
+        Command::Trim(args) => commands::trim::trim(global, args),
         Command::Resume(args) => commands::task::resume(global, args),
         Command::Limit(args) => commands::task::limit(global, args),
         Command::Doctor(args) => commands::doctor::doctor(global, args),

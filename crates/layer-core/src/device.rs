@@ -14,7 +14,7 @@ use crate::core::{Core, before};
 use crate::engine::ExternalKind;
 use crate::pool::{Dismantle, Pool, Stuck};
 use crate::quiet::Quiet;
-use crate::steps;
+use crate::{frameworks, steps};
 
 /// Where the device's memory is. `residency` has the diagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,6 +120,8 @@ pub(crate) struct State {
     pub(crate) asks: BTreeMap<u64, Ask>,
     pub(crate) next_ask: u64,
     pub(crate) orders: VecDeque<Order>,
+    /// What is kept is wanted back, by the numbers of the daemon's questions.
+    pub(crate) trims: VecDeque<u64>,
     /// The order in work, and whether the daemon took it back.
     pub(crate) current: Option<(u64, bool)>,
     pub(crate) phase: Phase,
@@ -186,6 +188,7 @@ impl Device {
                 asks: BTreeMap::new(),
                 next_ask: 1,
                 orders: VecDeque::new(),
+                trims: VecDeque::new(),
                 current: None,
                 phase: Phase::Resident,
                 closed: false,
@@ -309,12 +312,15 @@ impl State {
         } else {
             0
         };
+        // What pools keep and have not needed lately goes without a copy, as what is cached.
+        let spare = core.streamed.sums(self.index).2 + frameworks::spare(core, self.index);
+        let spare = spare.min(books.allocated);
         Some(ToDaemon::Usage {
             device,
-            allocated: Bytes(books.allocated + books.external),
+            allocated: Bytes(books.allocated - spare + books.external),
             resident: Bytes(books.used),
             evicted: Bytes(books.evicted),
-            cached: Bytes(books.cached),
+            cached: Bytes(books.cached + spare),
             pinned: Bytes(
                 books.external + books.stuck + self.pool.pinned_bytes() + core.vmm.pinned_bytes(&self.pool),
             ),
@@ -387,6 +393,16 @@ impl State {
         for ask in open {
             self.cancel_ask(core, ask);
         }
+    }
+
+    /// Gives all unused lease up; how much. The caller tells the daemon.
+    pub(crate) fn give_unused(&mut self) -> u64 {
+        if self.mode != Mode::Connected {
+            return 0;
+        }
+        let bytes = self.pool.books.unused();
+        self.pool.books.lease -= bytes;
+        bytes
     }
 
     /// Gives unused lease up for an order, `left` at most, and tells the daemon.

@@ -105,6 +105,70 @@ fn pause_takes_everything_and_resume_lets_it_back() {
 }
 
 #[test]
+fn a_trim_is_the_sum_of_what_each_process_gives_back() {
+    let dir = folder();
+    let daemon = TestDaemon::start(dir.path(), "");
+    let [first, second] = ["one", "two"].map(|name| {
+        let mut process = daemon.process(daemon.task(name, Bytes::ZERO, None));
+        process.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
+        assert!(process.alloc(Bytes::mib(200)));
+        process
+    });
+    let trim = |process: &mut ProcessClient, give: Bytes| {
+        let ToLayer::Trim { device, query } = process.answer() else {
+            panic!("it is asked")
+        };
+        process.give_back(give);
+        process.send(&ToDaemon::Trimmed {
+            device,
+            query,
+            bytes: give,
+        });
+    };
+    let (mut first, mut second) = (first, second);
+    let mut control = daemon.control();
+    control.send(&Request::Trim { task: None });
+    trim(&mut first, Bytes::mib(50));
+    trim(&mut second, Bytes::ZERO);
+    let given = |answer: Answer| match answer {
+        Answer::Ok(Payload::Trimmed { tasks }) => tasks
+            .into_iter()
+            .map(|row| (row.name, row.bytes, row.silent))
+            .collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        given(control.answer()),
+        [("one".into(), Bytes::mib(50), 0), ("two".into(), Bytes::ZERO, 0)]
+    );
+    assert_eq!(leased(&daemon.snapshot()), Bytes::mib(350));
+    // One that hangs up instead of answering; an answer that nobody asked for.
+    control.send(&Request::Trim {
+        task: Some("one".into()),
+    });
+    assert!(matches!(first.answer(), ToLayer::Trim { .. }));
+    second.send(&ToDaemon::Trimmed {
+        device: 0,
+        query: 1,
+        bytes: Bytes::mib(1),
+    });
+    drop(first);
+    assert_eq!(given(control.answer()), [("one".into(), Bytes::ZERO, 1)]);
+    assert!(
+        failure(daemon.ask(&Request::Trim {
+            task: Some("nobody".into())
+        }))
+        .usage
+    );
+    let idle = daemon.task("idle", Bytes::ZERO, None);
+    let _ = idle;
+    let answer = daemon.ask(&Request::Trim {
+        task: Some("idle".into()),
+    });
+    assert_eq!(given(answer), [("idle".into(), Bytes::ZERO, 0)]);
+}
+
+#[test]
 fn a_pause_that_does_not_work_in_time_says_busy_and_changes_nothing() {
     let dir = folder();
     let daemon = TestDaemon::start(dir.path(), "");

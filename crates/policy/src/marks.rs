@@ -1,7 +1,7 @@
 //! What is done for those who will wait, and for those who would wait for ever.
 //!
-//! * **Marks.** Nothing moves while more than the low mark is free. Then memory that has idled long enough is released up
-//!   to the high mark, in one batch: the next ones who come do not wait for a copy, and a card that has room is left alone.
+//! * **Marks.** Nothing moves while more than the low mark is free. Then what nobody uses (caches, and what pools do not need), and after that memory
+//!   that has idled long enough, is released up to the high mark, in one batch: the next ones who come do not wait for a copy, and a card that has room is left alone.
 //! * **Warning.** Where priorities preempt, a client that is to give way is told, and has its time to save itself. For that
 //!   time it counts as of the priority that it gives way to, so that nobody between the two takes from it what it needs for
 //!   saving.
@@ -47,21 +47,31 @@ impl Arbiter {
         }
         let high = self.config.high_mark.max(self.config.low_mark);
         let mut short = self.thousandths(device, high).saturating_sub(free);
-        let mut orders: Vec<(ClientId, Bytes)> = Vec::new();
+        let mut orders: BTreeMap<ClientId, (Bytes, Depth)> = BTreeMap::new();
+        // What nobody uses goes first, whoever has it: that costs no copy.
+        for key in d.index.spare.iter().take(BATCH) {
+            if short.is_zero() {
+                break;
+            }
+            let n = short.min(self.unused(&self.clients[&key.client]));
+            short = short.saturating_sub(n);
+            orders.insert(key.client, (n, Depth::Unused));
+        }
         for key in d.index.idle.iter().take(BATCH) {
             if short.is_zero() {
                 break;
             }
             let c = &self.clients[&key.client];
             if self.idle_release_at(c).is_some_and(|at| at <= self.now) {
-                let n = short.min(c.movable());
+                let unused = orders.get(&key.client).map_or(Bytes::ZERO, |(bytes, _)| *bytes);
+                let n = short.min(c.movable().saturating_sub(unused));
                 short = short.saturating_sub(n);
-                orders.push((key.client, n));
+                orders.insert(key.client, (unused.saturating_add(n), Depth::Evict));
             }
         }
-        for (id, bytes) in orders {
+        for (id, (bytes, depth)) in orders {
             // What is left of it may go in the next batch.
-            self.order(id, bytes, Depth::Evict, ReclaimReason::LowMark, out);
+            self.order(id, bytes, depth, ReclaimReason::LowMark, out);
         }
     }
 

@@ -289,6 +289,40 @@ fn above_the_low_mark_nothing_moves_and_below_it_a_batch_goes() {
     );
 }
 
+/// What an active client keeps and does not use goes before anything of an idle one: nobody waits for a copy of it.
+#[test]
+fn below_the_low_mark_what_nobody_uses_goes_first() {
+    let config = PolicyConfig {
+        low_mark: 100,
+        high_mark: 300,
+        ..config()
+    };
+    let mut d = Desk::with(config, 100);
+    d.job(1, spec(), 40);
+    d.job(2, spec(), 40);
+    d.usage(
+        1,
+        Usage {
+            resident: gib(40),
+            cached: gib(15),
+            ..Usage::default()
+        },
+    );
+    d.pass(seconds(300));
+    d.job(3, spec(), 5);
+    d.touch(1);
+    d.touch(3);
+    assert!(d.orders().is_empty(), "15 % are free: {:?}", d.last);
+    let ask = d.alloc(3, 7);
+    assert_eq!(d.granted(3, ask), gib(7));
+    let orders: Vec<_> = d.orders().iter().map(|o| (o.0, o.2, o.3)).collect();
+    assert_eq!(
+        orders,
+        [(1, gib(15), Depth::Unused), (2, gib(7), Depth::Evict)],
+        "8 are free, 22 are missing"
+    );
+}
+
 // ---- Deadlock.
 
 fn pinned(d: &mut Desk, client: u64, gibs: u64) {

@@ -40,6 +40,11 @@ pub enum Request {
         /// How long to wait for running work, in ms, before answering "busy".
         wait_ms: Option<u64>,
     },
+    /// Give back what programs keep for later and nothing lives in: their caches, and what their pools do not need. Nothing is evicted.
+    Trim {
+        /// Which; `None`: all of the caller's, or all.
+        task: Option<String>,
+    },
     /// Let a paused task run again; bring a hibernated one back.
     Resume {
         /// Which.
@@ -147,11 +152,29 @@ pub enum Payload {
     },
     /// To [`Request::News`].
     News(TaskNews),
+    /// To [`Request::Trim`].
+    Trimmed {
+        /// What each task gave back.
+        tasks: Vec<TrimmedTask>,
+    },
     /// To everything else.
     Done {
         /// A sentence for a person.
         message: String,
     },
+}
+
+/// What a task gave back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrimmedTask {
+    /// The task.
+    pub task: TaskId,
+    /// Its name.
+    pub name: String,
+    /// How much, on all cards.
+    pub bytes: Bytes,
+    /// Processes that did not answer.
+    pub silent: u32,
 }
 
 /// What happened to a task.

@@ -476,6 +476,8 @@ messages! {
         52 ArenaFetch { /** Ids. */ segments: Vec<u64> }
         /// Segments whose bytes are in files that a daemon wrote which died; the files travel along, in the same order.
         53 ArenaDeclareStored { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
+        /// Answer to [`ToLayer::Trim`]; what was given back was told before, by `Return`.
+        70 Trimmed { /** Slot. */ device: u32, /** As it was asked. */ query: u64, /** How much. */ bytes: Bytes }
         /// Cards on which this one can have memory of its own, over a link that is faster than that to the host.
         60 LodgingLenders { /** Slot. */ device: u32, /** The cards. */ lenders: Vec<DeviceUuid> }
         /// Room on another card, for bytes that are about to leave this one. Answered by [`ToLayer::LodgingLent`]; one such question at a
@@ -567,6 +569,9 @@ messages! {
         53 ArenaBack { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
         /// The daemon cannot read these segments back, or does not know them: it has done with them, and the process has the files.
         54 ArenaBroken { /** Ids. */ segments: Vec<u64> }
+        /// Give back what is kept for later and nothing lives in: caches, and what pools do not need. Nothing is evicted. Answered by
+        /// [`ToDaemon::Trimmed`], by a library that knows the message.
+        70 Trim { /** Slot. */ device: u32, /** To be repeated in the answer. */ query: u64 }
         /// Answer to `LodgingAsk`.
         60 LodgingLent { /** Slot. */ device: u32, /** The card that lends it; zeros: there is none. */ lender: DeviceUuid, /** How much. */ bytes: Bytes }
         /// The card that lent this needs it: bring those bytes elsewhere, and say so by `LodgingLeft`.

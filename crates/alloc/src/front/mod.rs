@@ -366,6 +366,11 @@ impl<D: Driver> Front<D> {
         Ok(lock(&self.pool).stats().released_total - before)
     }
 
+    /// Idle bytes that were not needed lately; see [`Pool::spare`].
+    pub fn spare(&self) -> u64 {
+        lock(&self.pool).spare()
+    }
+
     /// A period has ended: see [`Pool::tick`].
     pub fn tick(&self) {
         lock(&self.pool).tick();

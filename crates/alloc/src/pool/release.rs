@@ -28,15 +28,21 @@ impl Pool {
         if free >= marks.low {
             return 0;
         }
-        let idle = self.chunks.idle_bytes();
-        let kept = if free < marks.low / 4 {
-            0
+        let may_go = if free < marks.low / 4 {
+            self.chunks.idle_bytes()
         } else {
-            let wanted = self.demand[0].max(self.demand[1]);
-            wanted.saturating_sub(self.chunks.active_bytes())
+            self.spare()
         };
         let wanted = marks.high.max(marks.low).saturating_sub(free).max(marks.batch);
-        wanted.min(idle.saturating_sub(kept))
+        wanted.min(may_go)
+    }
+
+    /// Idle bytes beyond what the program used in this period and the one before it.
+    #[must_use]
+    pub fn spare(&self) -> u64 {
+        let wanted = self.demand[0].max(self.demand[1]);
+        let kept = wanted.saturating_sub(self.chunks.active_bytes());
+        self.chunks.idle_bytes().saturating_sub(kept)
     }
 
     /// A period has ended, an iteration or some seconds: what the program needs is what it used in the last two.

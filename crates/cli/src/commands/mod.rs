@@ -10,4 +10,5 @@ pub(crate) mod simulate;
 pub(crate) mod supervise;
 pub(crate) mod task;
 pub(crate) mod top;
+pub(crate) mod trim;
 pub(crate) mod version;

@@ -21,6 +21,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use ebb_alloc::front::{AllocateError, Front, FrontStats, Keep};
 use ebb_alloc::pool::{Config, Stream, pickle};
@@ -33,6 +34,9 @@ use crate::engine::Engine;
 use crate::error::{AllocError, FreeError};
 use crate::streamed::StreamKey;
 use tables::{AsOwner, Tables};
+
+/// What a program used in the last two of these is what it needs: longer than an iteration of a training loop.
+const PERIOD: Duration = Duration::from_secs(5);
 
 /// In whose order a block is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,8 @@ struct One {
     extras: Mutex<FxHashMap<u64, Extra>>,
     marked: AtomicUsize,
     refused: AtomicU64,
+    /// When a period ended last.
+    ticked: Mutex<Instant>,
 }
 
 /// All devices'.
@@ -228,6 +234,19 @@ pub(crate) fn after_quiet(core: &Core, device: usize, bytes: u64) {
     }
 }
 
+/// Of what [`make_room`] may give, what the pool has not needed in the last two periods.
+pub(crate) fn spare(core: &Core, device: usize) -> u64 {
+    let Some(one) = core.frameworks.get(device) else {
+        return 0;
+    };
+    let mut ticked = one.ticked.lock().unwrap_or_else(PoisonError::into_inner);
+    if ticked.elapsed() >= PERIOD {
+        *ticked = Instant::now();
+        one.front.tick();
+    }
+    one.front.spare()
+}
+
 /// A device's figures; `None` if nothing was allocated there.
 pub(crate) fn figures(core: &Core, device: usize) -> Option<FrameworkStats> {
     let one = core.frameworks.get(device)?;
@@ -274,6 +293,7 @@ impl Engine {
             extras: Mutex::default(),
             marked: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
+            ticked: Mutex::new(Instant::now()),
         });
         if let Some(other) = core.frameworks.put_first(device, &one) {
             return Ok(other);

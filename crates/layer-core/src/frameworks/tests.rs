@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use ebb_device::fake::Call;
 use ebb_device::{DeviceError, Props};
+use ebb_protocol::{ToDaemon, ToLayer};
 use ebb_units::Bytes;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
@@ -557,4 +558,61 @@ fn what_a_pool_has_is_charged() {
     bench.rig.engine.framework_trim(bench.rig.device);
     assert_eq!(bench.rig.engine.own_charge(bench.rig.device), Some(Bytes::ZERO));
     bench.rig.assert_gone_after_detach();
+}
+
+/// The daemon hears of what the pool has not needed for a while as of what is cached, and a trim brings it, and the lease, without a copy.
+#[test]
+fn a_trim_gives_back_what_nothing_lives_in() {
+    let daemon = Daemon::start(Script::default());
+    let bench = Bench::new(Some(&daemon), 512 * G);
+    let rig = &bench.rig;
+    let kept = bench.on(4 * G, 1);
+    rig.fill(kept, 4 * G, 1);
+    let gone = bench.on(9 * G, 1);
+    // A plain allocation's cache as well. Each would have taken what the other keeps before it asks the daemon.
+    let plain = rig.alloc(32 * G);
+    rig.engine.free(plain).unwrap();
+    bench.free(gone, 1);
+    let one = rig.engine.core.frameworks.get(rig.device).unwrap();
+    one.front.flush(0);
+    assert_eq!(
+        spare(&rig.engine.core, rig.device),
+        0,
+        "it may be needed again in a moment"
+    );
+    one.front.tick();
+    one.front.tick();
+    assert_eq!(spare(&rig.engine.core, rig.device), 9 * G);
+    rig.engine.core.link.poke();
+    daemon.wait_usage(|usage| {
+        matches!(usage, ToDaemon::Usage { cached, allocated, .. } if *cached == Bytes(41 * G) && *allocated == Bytes(4 * G))
+    });
+    let trim = |query| {
+        daemon.send(ToLayer::Trim { device: 0, query });
+        daemon.expect("the answer", |message| match message {
+            ToDaemon::Trimmed { query: of, bytes, .. } if *of == query => Some(*bytes),
+            _ => None,
+        })
+    };
+    assert_eq!(trim(7), Bytes(41 * G));
+    assert_eq!((rig.card.used(), daemon.lease()), (4 * G, 4 * G));
+    assert!(
+        !rig.state(|state| state.closed) && rig.holds(kept, 4 * G, 1),
+        "nothing that lives was touched"
+    );
+    assert_eq!(trim(8), Bytes::ZERO);
+    // What is away stays away, and work that runs keeps its bytes.
+    let busy = bench.on(5 * G, 1);
+    bench.events.work(key(1));
+    bench.free(busy, 1);
+    assert_eq!(trim(9), Bytes::ZERO);
+    bench.events.run(key(1));
+    assert_eq!(trim(10), Bytes(5 * G));
+    with_arena(&bench);
+    assert!(done(daemon.reclaim(u64::MAX)));
+    assert_eq!(trim(11), Bytes::ZERO);
+    assert_eq!(daemon.restored(), 0);
+    assert!(rig.holds(kept, 4 * G, 1));
+    drop(one);
+    rig.assert_gone_after_detach();
 }

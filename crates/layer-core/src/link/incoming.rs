@@ -81,6 +81,17 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
                 device.wake();
             }
         }
+        ToLayer::Trim { device: slot, query } => match by_slot(core, slot) {
+            Some(device) => {
+                device.lock().trims.push_back(query);
+                device.wake();
+            }
+            None => core.link.send(ToDaemon::Trimmed {
+                device: slot,
+                query,
+                bytes: Bytes::ZERO,
+            }),
+        },
         ToLayer::BringBack { device } => {
             if let Some(device) = by_slot(core, device) {
                 device.lock().bring_back = true;

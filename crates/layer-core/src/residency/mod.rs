@@ -27,6 +27,7 @@ mod restore;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod trim;
 
 use std::sync::Arc;
 
@@ -39,6 +40,8 @@ const DEPTH: usize = 3;
 
 enum Job {
     Order(Order),
+    /// What is kept is wanted back, by the number of the question.
+    Trim(u64),
     Restore,
     /// Everything evicted was freed.
     Reopen,
@@ -53,6 +56,7 @@ pub(crate) fn own(core: &Arc<Core>, device: &Arc<Device>) {
         let _at_driver = core.at_driver();
         match job {
             Job::Order(order) => evict::carry_out(core, device, &order),
+            Job::Trim(query) => trim::carry_out(core, device, query),
             Job::Restore => restore::run(core, device),
             Job::Reopen => reopen(core, device),
             Job::End => break,
@@ -82,6 +86,9 @@ fn next(core: &Core, device: &Device) -> Job {
         if let Some(order) = state.orders.pop_front() {
             state.current = Some((order.id, false));
             return Job::Order(order);
+        }
+        if let Some(query) = state.trims.pop_front() {
+            return Job::Trim(query);
         }
         if state.closed && (state.pool.books.evicted == 0 || state.dead) {
             return Job::Reopen;

@@ -251,6 +251,7 @@ impl Driver {
         self.arena_hung_up(peer);
         self.arena_dirty = true;
         self.fail_queries(peer);
+        self.fail_trims(peer);
         self.sleeper_hung_up(peer);
         self.shares_unanswered(peer);
         if devices.is_empty() && self.arena.held_by(peer).is_zero() && self.arena.on_disk_of(peer).is_zero() {

@@ -309,6 +309,18 @@ impl Driver {
                 let wait = wait_ms.map(|ms| Duration::from_millis(ms).min(MAX_PAUSE_WAIT));
                 this.hibernate(Some(id), task, wait)
             }),
+            Request::Trim { task: Some(task) } => {
+                self.with_task(id, &task, |this, task| this.trim(id, &[task]))
+            }
+            Request::Trim { task: None } => {
+                let uid = self.controls.get(&id).map_or(u32::MAX, |conn| conn.cred.uid);
+                let own = self
+                    .tasks
+                    .iter()
+                    .filter(|(_, task)| uid == 0 || task.owner == uid);
+                let tasks: Vec<TaskId> = own.map(|(task, _)| *task).collect();
+                self.trim(id, &tasks)
+            }
             Request::Resume { task } => self.with_task(id, &task, |this, task| this.resume(id, task)),
             Request::Limit {
                 task,
@@ -742,6 +754,7 @@ impl Driver {
         // What it waited for is nobody's business any more. A pause stays.
         self.pauses.retain(|wait| wait.control != id);
         self.queries.retain(|_, wait| wait.control != id);
+        self.trims.retain(|_, wait| wait.control != id);
         self.forget_sleep_waiter(id);
         self.unsaved.retain(|(_, control, _)| *control != id);
     }

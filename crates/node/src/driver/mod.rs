@@ -19,6 +19,7 @@ mod sleep;
 mod strangers;
 mod tasks;
 mod timers;
+mod trims;
 mod view;
 mod worlds;
 
@@ -175,6 +176,7 @@ pub(crate) struct Driver {
     controls: BTreeMap<ControlId, ControlConn>,
     pauses: Vec<control::PauseWait>,
     queries: BTreeMap<u64, control::QueryWait>,
+    trims: BTreeMap<u64, trims::TrimWait>,
     /// Answered, with more requests waiting behind.
     unblocked: Vec<ControlId>,
     unsaved: Vec<(u64, ControlId, ebb_protocol::control::Answer)>,
@@ -271,6 +273,7 @@ impl Driver {
             controls: BTreeMap::new(),
             pauses: Vec::new(),
             queries: BTreeMap::new(),
+            trims: BTreeMap::new(),
             unblocked: Vec::new(),
             unsaved: Vec::new(),
             next_id: 1,

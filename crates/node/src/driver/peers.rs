@@ -397,6 +397,7 @@ impl Driver {
                 bytes,
             } => self.lodging_left(peer, DeviceId(device), lender, bytes),
             ToDaemon::LodgingHeld { device, held } => self.lodging_held(peer, DeviceId(device), &held),
+            ToDaemon::Trimmed { device, query, bytes } => self.trimmed(peer, DeviceId(device), query, bytes),
             ToDaemon::Report { query, text } => self.report_arrived(peer, query, &text),
             ToDaemon::Detach { device } => {
                 self.shares_detached(peer, DeviceId(device));
@@ -740,6 +741,7 @@ impl Driver {
         self.do_moves(moves);
         self.arena_dirty = true;
         self.fail_queries(id);
+        self.fail_trims(id);
     }
 
     pub(super) fn client_mut(&mut self, peer: PeerId, device: DeviceId) -> Option<&mut Client> {

@@ -20,6 +20,8 @@ pub(super) enum Timer {
     Pause(ControlId),
     /// A report was waited for long enough.
     Query(u64),
+    /// What libraries give back was waited for long enough.
+    Trim(u64),
     Arena,
     /// The next look for the operator's rules.
     Rules,
@@ -80,6 +82,7 @@ impl Driver {
                 Timer::Watch(id) => self.send_watch(id),
                 Timer::Pause(id) => self.pause_timed_out(id),
                 Timer::Query(id) => self.query_timed_out(id),
+                Timer::Trim(id) => self.trim_timed_out(id),
                 Timer::Arena => self.arena_dirty = true,
                 Timer::Rules => self.look_for_rules(),
                 Timer::Memory => self.memory_due(),

@@ -24,7 +24,7 @@ use crate::core::Core;
 use crate::{steps, threads};
 
 /// Threads at most. One copies some 4 GB/s.
-const THREADS: usize = 12;
+const THREADS: u64 = 12;
 /// A slot's size at most: the link's full rate, and what all threads have under way fits into a processor's cache.
 const SLOT: u64 = 4 << 20;
 /// Smaller slots are not worth it.
@@ -114,8 +114,9 @@ struct Pending {
 impl Ring {
     /// Starts it in a segment that is pinned and has nothing in it. `None` if it is too small, or there are no threads to be had.
     pub(super) fn start(core: &Arc<Core>, id: u64, host: HostAddr, bytes: u64) -> Option<Arc<Self>> {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let count = cores.clamp(2, THREADS) as u64;
+        // Not `available_parallelism`: the standard library asks by a function that is not in the list of what old systems have.
+        let cores = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+        let count = u64::from(cores).clamp(2, THREADS);
         let slot = (bytes / (2 * count)).min(SLOT) / SLOT_MIN * SLOT_MIN;
         if slot == 0 {
             return None;

@@ -71,7 +71,7 @@ pub(crate) enum Command {
     /// Run a GPU program, unchanged, so that its memory can flow
     Run(RunArgs),
     /// List the tasks and the cards
-    Ps(ListArgs),
+    Ps(PsArgs),
     /// Watch the cards and the tasks
     Top(TopArgs),
     /// Take a task's memory off the card and keep it off
@@ -230,9 +230,26 @@ pub(crate) enum Gpu {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  ebb ps
-  ebb ps --json | jq '.tasks[] | {name, resident: [.processes[].resident] | add}'")]
+  ebb version
+  ebb version --json | jq .daemon")]
 pub(crate) struct ListArgs {
+    /// Exact figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb ps`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb ps
+  ebb ps --why
+  ebb ps --why t3
+  ebb ps --json | jq '.tasks[] | {name, resident: [.processes[].resident] | add}'")]
+pub(crate) struct PsArgs {
+    /// What was decided about each task and why, and what it waits for: of one task, or of all
+    #[arg(long, value_name = "TASK", num_args = 0..=1, default_missing_value = "")]
+    pub why: Option<String>,
     /// Exact figures as JSON
     #[arg(long)]
     pub json: bool,

@@ -164,6 +164,23 @@ pub enum ReclaimReason {
 }
 
 impl ReclaimReason {
+    /// For whom it is taken, if for anybody.
+    #[must_use]
+    pub const fn beneficiary(self) -> Option<ClientId> {
+        match self {
+            Self::Demand { client }
+            | Self::TurnEnded { client }
+            | Self::Guarantee { client }
+            | Self::Foreseen { client } => Some(client),
+            Self::Overcommitted
+            | Self::Operator
+            | Self::IdleRelease
+            | Self::LowMark
+            | Self::LimitLowered
+            | Self::Paused => None,
+        }
+    }
+
     /// It is taken because somebody else needs it: without that the order is void.
     pub(crate) const fn for_others(self) -> bool {
         match self {

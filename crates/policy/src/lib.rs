@@ -65,6 +65,7 @@ mod table;
 mod time;
 mod victims;
 mod view;
+mod waiting;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
 pub const RULES: u32 = 6;
@@ -75,3 +76,4 @@ pub use config::PolicyConfig;
 pub use event::{AskId, AskKind, Event, Outcome, TaskSpec, Tenant, Usage};
 pub use time::Time;
 pub use view::{Charged, ClientState, ClientView, DeviceView, TaskView, View};
+pub use waiting::{Stuck, Wait};

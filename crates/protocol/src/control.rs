@@ -66,6 +66,11 @@ pub enum Request {
         /// Which.
         task: String,
     },
+    /// What was decided about tasks, and what they wait for.
+    Why {
+        /// Which; `None`: all.
+        task: Option<String>,
+    },
     /// What is intercepted and releasable in one process.
     Doctor {
         /// The process as the daemon sees it.
@@ -157,6 +162,11 @@ pub enum Payload {
         /// What each task gave back.
         tasks: Vec<TrimmedTask>,
     },
+    /// To [`Request::Why`].
+    Why {
+        /// One for each task.
+        tasks: Vec<TaskWhy>,
+    },
     /// To everything else.
     Done {
         /// A sentence for a person.
@@ -186,6 +196,53 @@ pub struct TaskNews {
     pub denials: u64,
     /// Of the last of these: who held what, why it did not fit, and what to change.
     pub report: Option<String>,
+}
+
+/// What was decided about a task, and what it waits for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TaskWhy {
+    /// Its id.
+    pub task: TaskId,
+    /// Its name.
+    pub name: String,
+    /// What its processes wait for.
+    pub waits: Vec<WaitRow>,
+    /// The last decisions, the oldest first.
+    pub decisions: Vec<DecisionRow>,
+}
+
+/// What a process waits for on a card.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WaitRow {
+    /// Process id as the daemon sees it.
+    pub pid: u32,
+    /// Index of the card as `nvidia-smi` shows it.
+    pub gpu: u32,
+    /// How long it has waited, in ms.
+    pub waited_ms: u64,
+    /// What it needs next.
+    pub needs: Bytes,
+    /// What of its memory is away besides.
+    pub later: Bytes,
+    /// Free on the card.
+    pub free: Bytes,
+    /// What others were told to give back, and have not yet.
+    pub coming: Bytes,
+    /// What is missing beside these.
+    pub short: Bytes,
+    /// Its place among those who wait there, from 1.
+    pub place: u32,
+    /// The same in words, with what has to happen.
+    pub text: String,
+}
+
+/// One decision.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DecisionRow {
+    /// How long ago, in ms.
+    pub ago_ms: u64,
+    /// What, and why.
+    pub text: String,
 }
 
 /// Everything that can be shown.

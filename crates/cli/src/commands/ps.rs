@@ -2,16 +2,19 @@
 
 use std::io::Write;
 
-use ebb_protocol::control::{Payload, ProcessRow, Request, Snapshot, TaskRow};
+use ebb_protocol::control::{Payload, ProcessRow, Request, Snapshot, TaskRow, TaskWhy};
 use ebb_units::Bytes;
 
-use crate::args::{Global, ListArgs};
+use crate::args::{Global, PsArgs};
 use crate::client::{Client, unexpected};
 use crate::error::Result;
-use crate::table::{Align, DIM, RESET, Table, per_second, rate, time};
+use crate::table::{Align, BOLD, DIM, RESET, Table, harmless, per_second, rate, time};
 
 /// `ebb ps`.
-pub(crate) fn ps(global: &Global, args: &ListArgs) -> Result<()> {
+pub(crate) fn ps(global: &Global, args: &PsArgs) -> Result<()> {
+    if let Some(task) = &args.why {
+        return why(global, task, args.json);
+    }
     let answer = Client::open(global)?.ask(&Request::List)?;
     let Payload::List(snapshot) = answer else {
         return Err(unexpected(&answer));
@@ -24,6 +27,61 @@ pub(crate) fn ps(global: &Global, args: &ListArgs) -> Result<()> {
         write_snapshot(&mut out, &snapshot)?;
     }
     out.flush()?;
+    Ok(())
+}
+
+/// `ebb ps --why`.
+fn why(global: &Global, task: &str, json: bool) -> Result<()> {
+    let task = (!task.is_empty()).then(|| task.to_owned());
+    let answer = Client::open(global)?.ask(&Request::Why { task })?;
+    let Payload::Why { tasks } = answer else {
+        return Err(unexpected(&answer));
+    };
+    let mut out = anstream::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, &serde_json::json!({ "tasks": tasks }))?;
+        writeln!(out)?;
+    } else {
+        write_why(&mut out, &tasks)?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// What was decided, task by task, the newest last: it stands next to the prompt.
+fn write_why(out: &mut impl Write, tasks: &[TaskWhy]) -> std::io::Result<()> {
+    if tasks.is_empty() {
+        return writeln!(out, "no tasks; `ebb run -- PROGRAM` makes one");
+    }
+    for (n, task) in tasks.iter().enumerate() {
+        if n > 0 {
+            writeln!(out)?;
+        }
+        writeln!(out, "{BOLD}{} {}{RESET}", task.task, harmless(&task.name))?;
+        let width = task.decisions.iter().map(|d| time(d.ago_ms).len()).max();
+        for decision in &task.decisions {
+            let (ago, width) = (time(decision.ago_ms), width.unwrap_or(0));
+            writeln!(
+                out,
+                "  {DIM}{ago:>width$} ago{RESET}  {}",
+                harmless(&decision.text)
+            )?;
+        }
+        for wait in &task.waits {
+            let (pid, gpu, waited) = (wait.pid, wait.gpu, time(wait.waited_ms));
+            let text = harmless(&wait.text);
+            writeln!(
+                out,
+                "  {BOLD}waits{RESET} on GPU {gpu} (pid {pid}) for {waited}: {text}"
+            )?;
+        }
+        if task.decisions.is_empty() && task.waits.is_empty() {
+            writeln!(
+                out,
+                "  {DIM}nothing was decided about it: it has what it wants{RESET}"
+            )?;
+        }
+    }
     Ok(())
 }
 
@@ -255,6 +313,43 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }
+    }
+
+    #[test]
+    fn reasons_stand_under_their_task_and_what_it_waits_for_last() {
+        use ebb_protocol::control::{DecisionRow, WaitRow};
+        let decision = |ago_ms, text: &str| DecisionRow {
+            ago_ms,
+            text: text.into(),
+        };
+        let tasks = [
+            TaskWhy {
+                task: ebb_units::TaskId(3),
+                name: "train\u{1b}[2J".into(),
+                waits: vec![WaitRow {
+                    pid: 77,
+                    waited_ms: 12_000,
+                    text: "needs 20 GiB: 3 GiB free, 17 GiB missing; it is next".into(),
+                    ..WaitRow::default()
+                }],
+                decisions: vec![
+                    decision(
+                        95_000,
+                        "17 GiB taken from t1 chat: idle 14 s, burst, priority low",
+                    ),
+                    decision(900, "is next: 20 GiB are gathered for it"),
+                ],
+            },
+            TaskWhy {
+                task: ebb_units::TaskId(4),
+                name: "calm".into(),
+                ..TaskWhy::default()
+            },
+        ];
+        let mut out = Vec::new();
+        write_why(&mut out, &tasks).unwrap();
+        let text = anstream::adapter::strip_str(&String::from_utf8(out).unwrap()).to_string();
+        insta::assert_snapshot!(text);
     }
 
     #[test]

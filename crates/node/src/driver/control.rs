@@ -333,6 +333,11 @@ impl Driver {
             Request::News { task } => {
                 self.with_task(id, &task, |this, task| Reply::Now(this.tell_news(task)))
             }
+            Request::Why { task: None } => Reply::Now(self.why(None)),
+            Request::Why { task: Some(task) } => match self.find_task(&task) {
+                Ok(task) => Reply::Now(self.why(Some(task))),
+                Err(failure) => Reply::Now(Answer::Error(failure)),
+            },
             Request::Doctor { pid } => self.doctor(id, pid),
             Request::Shutdown => {
                 let uid = self.controls.get(&id).map_or(u32::MAX, |conn| conn.cred.uid);

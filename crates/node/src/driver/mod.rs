@@ -21,6 +21,7 @@ mod tasks;
 mod timers;
 mod trims;
 mod view;
+mod why;
 mod worlds;
 
 use std::cell::Cell;
@@ -136,6 +137,7 @@ pub(crate) struct Driver {
     state_sequence: u64,
 
     news: BTreeMap<TaskId, news::News>,
+    decisions: why::Decisions,
     rules: crate::rules::Engine,
     rules_timed: bool,
     notices: Option<Worker<(crate::rules::NotifyConfig, crate::rules::notify::News)>>,
@@ -239,6 +241,7 @@ impl Driver {
             state_dirty: false,
             state_sequence: 0,
             news: BTreeMap::new(),
+            decisions: why::Decisions::default(),
             rules: crate::rules::Engine::default(),
             rules_timed: false,
             notices: None,
@@ -425,6 +428,10 @@ impl Driver {
         while let Some(event) = self.pending.pop_front() {
             let now = self.now();
             self.arbiter.handle_into(now, &event, &mut actions);
+            self.note_event(now, &event);
+            for action in &actions {
+                self.note_decision(now, action);
+            }
             if let Some(log) = &mut self.log {
                 let record = Record::Step {
                     t: now,

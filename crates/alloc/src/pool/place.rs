@@ -9,6 +9,8 @@ use super::{Mark, Pool, Request, Step, Stream, views};
 
 /// How many fits a small block looks at to find one that uses no idle granule.
 const LOOKS: usize = 8;
+/// The ends of granules that save no granule are mapped for a block if they are at least one of so many parts of it.
+const WORTH_MAPPING: u64 = 16;
 /// When so many mappings serve nobody, the next plan takes some away.
 const STALE_MANY: usize = 64;
 
@@ -384,7 +386,7 @@ impl Pool {
         let slack = u128::from(self.chunks.physical()) * u128::from(self.config.slack_permille) / 1000;
         if let Some((grows, at, end)) = growth
             && grows <= left
-            && u128::from(grows) <= u128::from(extra) + slack
+            && u128::from(grows) + u128::from(at == end && ends.bytes() > 0) <= u128::from(extra) + slack
         {
             return self.grow(at, end, grows, size, len, stream);
         }
@@ -399,7 +401,7 @@ impl Pool {
     }
 
     /// Free ends of granules that others use, for a block that is no whole granules: so that it needs one granule less than its
-    /// size says, or even two. The smallest that do.
+    /// size says, or even two. The smallest that do; or else the largest, so that it is not one more afterwards.
     fn ends(&self, stream: Stream, len: u64) -> Ends {
         let granule = self.config.granule;
         let over = len % granule;
@@ -421,41 +423,48 @@ impl Pool {
         }
         let pair = |least: u64| {
             tails
-                .iter()
+                .range(..(least, 0))
                 .filter_map(|&tail| {
-                    let rest = least.saturating_sub(tail.0).max(1);
+                    let rest = least - tail.0;
                     let head = heads
                         .range((rest, 0)..)
                         .find(|head| self.config.down(tail.1) != head.1)?;
                     Some((tail.0 + head.0, tail, *head))
                 })
                 .min()
-                .map(|(_, (tail_len, tail), (head_len, head))| {
-                    let head_len = head_len.min(least - tail_len.min(least));
-                    Ends {
-                        tail: Some((tail, tail_len)),
-                        head: Some((head, head_len)),
-                    }
+                .map(|(_, (tail_len, tail), (head_len, head))| Ends {
+                    tail: Some((tail, tail_len)),
+                    head: Some((head, head_len.min(least - tail_len))),
                 })
-                .filter(|ends| ends.bytes() == least)
         };
         if len > granule
             && let Some(ends) = pair(over + granule)
         {
             return ends;
         }
+        if let Some(ends) = pair(over) {
+            return ends;
+        }
+        // All of an end of a granule: the block ends inside another one then, and what is free there is such an end again. So blocks that
+        // follow each other leave one of them, not one each.
+        let whole = |&(n, at): &(u64, u64)| Ends {
+            tail: Some((at, n)),
+            head: None,
+        };
         let tail = tails.range((over, 0)..).next();
         let head = heads.range((over, 0)..).next();
         match (tail, head) {
-            (Some(tail), head) if head.is_none_or(|head| tail.0 <= head.0) => Ends {
-                tail: Some((tail.1 + tail.0 - over, over)),
-                head: None,
-            },
+            (Some(tail), head) if head.is_none_or(|head| tail.0 <= head.0) => whole(tail),
             (_, Some(head)) => Ends {
                 tail: None,
                 head: Some((head.1, over)),
             },
-            _ => pair(over).unwrap_or_default(),
+            _ => {
+                let most = tails
+                    .last()
+                    .filter(|tail| len > granule && tail.0 >= granule / WORTH_MAPPING);
+                most.map(whole).unwrap_or_default()
+            }
         }
     }
 
@@ -681,6 +690,11 @@ impl Pool {
             plan.held.extend(self.runs.take_all(from, n));
             parts.push((id, whole));
             extents.push((from, n));
+        }
+        // No longer than what looks for a view of this length, or it would not be found again.
+        let total: u64 = extents.iter().map(|extent| extent.1).sum();
+        if let Some(last) = extents.last_mut() {
+            last.1 -= total.saturating_sub(self.config.up(len));
         }
         let mut to = base;
         for (chunk, len) in parts {

@@ -17,6 +17,8 @@ pub struct Options {
     pub card: Bytes,
     /// How many cards; or slices of cards, where these are cut.
     pub devices: u32,
+    /// The cards are linked with each other as by NVLink.
+    pub nvlink: bool,
     /// Slices that each card is cut into (MIG); 0: cards are whole.
     pub slices: u32,
     /// What a client of MPS costs; zero: no MPS.
@@ -36,6 +38,7 @@ impl Default for Options {
         Self {
             card: Bytes::mib(256),
             devices: 1,
+            nvlink: false,
             slices: 0,
             mps_client: Bytes::ZERO,
             context: Bytes::mib(4),
@@ -122,6 +125,7 @@ impl Stage {
             .env("EBB_SIM_DIR", self.folder.path().join("sim"))
             .env("EBB_SIM_MEMORY", self.options.card.to_quantity())
             .env("EBB_SIM_DEVICES", self.options.devices.to_string())
+            .env("EBB_SIM_NVLINK", if self.options.nvlink { "1" } else { "0" })
             .env("EBB_SIM_MIG", self.options.slices.to_string())
             .env("EBB_SIM_MPS_CLIENT_BYTES", self.options.mps_client.to_quantity())
             .env("EBB_SIM_CONTEXT_BYTES", self.options.context.to_quantity())

@@ -12,6 +12,7 @@ use ebb_units::{Bytes, DeviceUuid};
 
 use crate::beside;
 use crate::fingerprint::Printing;
+use crate::lenders;
 use crate::maps::Maps;
 use crate::options::{Extras, Options};
 use crate::{DriverTable, Scope, check};
@@ -382,7 +383,7 @@ fn prop_of(props: &Props) -> CUmemAllocationProp {
     unsafe { core::mem::transmute::<[u64; 4], CUmemAllocationProp>(props.0) }
 }
 
-fn location(device: CUdevice) -> CUmemLocation {
+pub(crate) fn location(device: CUdevice) -> CUmemLocation {
     CUmemLocation {
         type_: CU_MEM_LOCATION_TYPE_DEVICE,
         u: device.0.cast_unsigned(),
@@ -706,6 +707,20 @@ impl DeviceMemory for CudaDevice {
                 descriptions.as_ptr(),
                 descriptions.len(),
             )
+        })
+    }
+
+    fn lenders(&self) -> Vec<(DeviceUuid, Props)> {
+        lenders::of(&self.table, self.device)
+    }
+
+    fn copy_between(&self, direction: Direction, to: u64, from: u64, len: u64) -> Result<(), DeviceError> {
+        let (_scope, first) = self.first_context()?;
+        let stream = self.stream(&mut self.lanes(), first, direction)?;
+        // SAFETY: no pointers of the host; the driver checks both ranges. A stream of ours.
+        check("cuMemcpyDtoDAsync", unsafe {
+            self.table
+                .cuMemcpyDtoDAsync_v2(CUdeviceptr(to), CUdeviceptr(from), Bytes(len).to_usize(), stream)
         })
     }
 

@@ -7,6 +7,7 @@ mod beside;
 mod device;
 mod fingerprint;
 mod import;
+mod lenders;
 mod maps;
 mod options;
 mod scope;

@@ -68,6 +68,12 @@ table! {
     cuCtxSynchronize();
     /// A property of a device.
     cuDeviceGetAttribute(value: *mut i32, attribute: CUdevice_attribute, device: CUdevice);
+    /// How many devices there are.
+    cuDeviceGetCount(count: *mut i32);
+    /// Whether one device reaches another's memory.
+    cuDeviceCanAccessPeer(can: *mut i32, device: CUdevice, peer: CUdevice);
+    /// A property of the link between two devices.
+    cuDeviceGetP2PAttribute(value: *mut i32, attribute: CUdevice_P2PAttribute, device: CUdevice, peer: CUdevice);
     /// A device's identity.
     cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
     /// A device's identity, older form.
@@ -102,6 +108,8 @@ table! {
     cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream);
     /// Enqueues a copy to the device.
     cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream);
+    /// Enqueues a copy between devices, or within one.
+    cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
     /// Enqueues that memory is filled with a byte.
     cuMemsetD8Async(dst: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
     /// Pins host memory.

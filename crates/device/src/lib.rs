@@ -15,7 +15,7 @@ pub mod fingerprint;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use ebb_units::Bytes;
+use ebb_units::{Bytes, DeviceUuid};
 pub use fingerprint::Fingerprint;
 
 /// Physical device memory, made by [`DeviceMemory::create`]. The number is the implementation's own.
@@ -279,6 +279,27 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`DeviceError`]; nothing has changed.
     fn grant(&self, addr: u64, size: u64, grants: &[Grant]) -> Result<(), DeviceError>;
+
+    // Memory on other cards. It is made by [`Self::create_as`] with the properties that [`Self::lenders`] names, mapped by
+    // [`Self::map_as`], and usable after [`Self::grant`] to [`Self::location`]; no context on the other card is needed.
+
+    /// Other cards on which this one can have memory, over a link that is faster than that to the host, and what such memory is
+    /// made with.
+    fn lenders(&self) -> Vec<(DeviceUuid, Props)> {
+        Vec::new()
+    }
+
+    /// Enqueues a copy between two places that this device reaches, on the stream of a direction.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing was enqueued.
+    fn copy_between(&self, direction: Direction, to: u64, from: u64, len: u64) -> Result<(), DeviceError> {
+        let _ = (direction, to, from, len);
+        Err(DeviceError::Driver {
+            code: NOT_SUPPORTED,
+            call: "copy_between",
+        })
+    }
 
     // What the driver places by itself.
 

@@ -17,6 +17,7 @@
 
 mod pinning;
 mod ring;
+mod rooms;
 mod tier;
 mod transfer;
 
@@ -37,6 +38,8 @@ use crate::kept::{HostCopy, KeptCopies, Ticket};
 use crate::pace::Pace;
 use crate::threads;
 use ring::Ring;
+use rooms::Rooms;
+pub(crate) use rooms::room_of;
 pub(crate) use tier::Readiness;
 pub(crate) use transfer::Transfer;
 
@@ -124,6 +127,8 @@ pub(crate) struct Arena {
     /// arena's own and by a device that leaves, whose context must not be destroyed under such a call.
     registering: RwLock<()>,
     work: Condvar,
+    /// Room on other cards, which pieces may name as well.
+    pub(crate) rooms: Rooms,
     /// The descriptors once more, for a forked child, which must not take the lock.
     fds: Box<[ChildSlot]>,
 }
@@ -150,6 +155,7 @@ impl Arena {
             state: Mutex::default(),
             registering: RwLock::new(()),
             work: Condvar::new(),
+            rooms: Rooms::default(),
             fds: (0..FDS).map(|_| ChildSlot::new()).collect(),
         }
     }
@@ -245,6 +251,10 @@ impl Arena {
         }
         let mut state = self.lock();
         for piece in pieces {
+            if rooms::is_room(piece) {
+                self.rooms.let_go(piece);
+                continue;
+            }
             let given = state.slots.give_back(*piece);
             debug_assert!(given.is_ok(), "{piece:?} was not taken");
         }
@@ -253,7 +263,11 @@ impl Arena {
 
     /// Pieces that must never be used again.
     pub(crate) fn lose(&self, pieces: &[Piece]) {
-        self.lock().lost += pieces.iter().map(|piece| piece.len).sum::<u64>();
+        let (rooms, here): (Vec<&Piece>, _) = pieces.iter().partition(|piece| rooms::is_room(piece));
+        for room in rooms {
+            self.rooms.lose(room);
+        }
+        self.lock().lost += here.iter().map(|piece: &&Piece| piece.len).sum::<u64>();
     }
 
     /// Lets empty segments leave, as far as the daemon asked.

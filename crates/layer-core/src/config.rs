@@ -31,6 +31,8 @@ pub struct Config {
     pub busy_wait: Duration,
     /// How long an eviction waits for more host memory, counted from the last that it got.
     pub arena_wait: Duration,
+    /// How long an eviction waits for the daemon's word on room on another card. It answers at once if it lives.
+    pub lodging_wait: Duration,
     /// How long an allocation that may be waits for a card that is full all the same. The daemon compares the card with its
     /// ledger every second, and then takes back what was promised too much; a killed process takes a while to be gone.
     pub full_wait: Duration,
@@ -82,6 +84,7 @@ impl Config {
             alloc_wait_max: Duration::from_secs(600),
             busy_wait: Duration::from_secs(2),
             arena_wait: Duration::from_secs(3),
+            lodging_wait: Duration::from_millis(200),
             full_wait: Duration::from_secs(20),
             connect_wait: Duration::from_secs(2),
             usage_every: Duration::from_millis(100),

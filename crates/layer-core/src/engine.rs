@@ -240,6 +240,8 @@ impl Engine {
         }
         // Twice the card: live, evicted and cached spans never need more than that, unless they are cut badly.
         allocate::more_addresses(&device, total.get().saturating_mul(2).next_multiple_of(granule))?;
+        // Known before the daemon can be told of the device.
+        core.arena.rooms.attach(&device);
         let raced = core.change_devices(|devices| match &devices[index] {
             Some(_) => true,
             None => {
@@ -331,6 +333,7 @@ impl Engine {
         let cached = device.lock().pool.drop_cached(u64::MAX);
         device.take_apart(core, &cached);
         device.retry_stuck();
+        core.arena.rooms.detach(core, device.index);
         self.free_ranges(&device);
         core.change_devices(|devices| {
             if let Some(slot) = devices.get_mut(device.index) {

@@ -17,6 +17,8 @@ use ebb_device::fingerprint::BLOCK;
 /// | none | all of them zero | it is all zeros |
 /// | some | none | in the pieces |
 /// | some | some | in the pieces, except for the blocks that are zero |
+///
+/// The pieces are of host memory, or one of them is a room on another card ([`crate::arena::room_of`]) and the only one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostCopy {
     pub(crate) pieces: Vec<Piece>,

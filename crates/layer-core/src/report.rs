@@ -143,6 +143,14 @@ fn write(core: &Core, total: u64, events: &[(std::time::Duration, String)]) -> S
         json.number("lost", sums.lost);
         json.number("on_disk", sums.away);
     });
+    json.object("other_cards", |json| {
+        let sums = core.arena.rooms.sums();
+        json.number("bytes", sums.held);
+        json.number("wanted_back", sums.wanted);
+        json.number("lost", sums.lost);
+        json.number("taken", sums.taken);
+        json.number("moved_on", sums.moved_on);
+    });
     json.object("sharing", |json| {
         let sums = core.share.sums();
         json.number("handles_given_out", sums.handles);

@@ -324,6 +324,9 @@ fn get_ready(core: &Arc<Core>, deadline: Instant, closed: &mut Closed) -> Result
     if core.captures() > 0 {
         return Err(busy("it records a graph"));
     }
+    if core.arena.rooms.any() {
+        return Err(busy("some of its memory lies on another card"));
+    }
     for device in core.devices() {
         patiently(
             core,

@@ -32,6 +32,8 @@ pub(crate) struct Script {
     pub(crate) grant_restores: bool,
     /// How much arena it has.
     pub(crate) arena: u64,
+    /// Room on another card that it lends; `None`: it cannot do that.
+    pub(crate) lends: Option<u64>,
     pub(crate) segment: u64,
     /// Answers `Attach` at all.
     pub(crate) answer_attach: bool,
@@ -52,6 +54,7 @@ impl Default for Script {
             grant_allocs: true,
             grant_restores: true,
             arena: 1 << 30,
+            lends: None,
             segment: 16 * G,
             answer_attach: true,
             ring: false,
@@ -86,6 +89,8 @@ struct Books {
     /// The memory of all segments that were ever given, as the daemon keeps it.
     memories: BTreeMap<u64, Arc<OwnedFd>>,
     restored: u64,
+    /// Room on the other card that the program has, by its own account.
+    lodged: u64,
     log: Vec<ToDaemon>,
     stop: bool,
 }
@@ -292,6 +297,22 @@ impl Daemon {
         self.lock().given.values().sum()
     }
 
+    /// Waits until the program has so much room on the other card.
+    pub(crate) fn wait_lodged(&self, bytes: u64) {
+        self.until("room on the other card", |books| {
+            (books.lodged == bytes).then_some(())
+        });
+    }
+
+    /// The other card needs so much of its room.
+    pub(crate) fn want_lodging(&self, bytes: u64) {
+        self.send(ToLayer::LodgingWanted {
+            device: 0,
+            lender: lender(),
+            bytes: Bytes(bytes),
+        });
+    }
+
     pub(crate) fn wait_arena(&self, at_most: u64) {
         self.until("arena to come back", |books| {
             (books.given.values().sum::<u64>() <= at_most).then_some(())
@@ -345,8 +366,8 @@ impl Books {
     fn take(&mut self, message: &ToDaemon) -> Answers {
         let script = self.script;
         match message {
-            ToDaemon::Hello { resumes, .. } => [(
-                ToLayer::Welcome {
+            ToDaemon::Hello { resumes, .. } => {
+                let welcome = ToLayer::Welcome {
                     session: if script.resume && *resumes != 0 {
                         *resumes
                     } else {
@@ -356,16 +377,39 @@ impl Books {
                     alloc_wait_ms: ms(script.alloc_wait),
                     alloc_wait_max_ms: ms(script.alloc_wait_max),
                     busy_wait_ms: ms(script.busy_wait),
-                },
-                Vec::new(),
-            )]
-            .into_iter()
-            .chain(
-                script
-                    .ring
-                    .then(|| (ToLayer::Features { bits: feature::RING }, Vec::new())),
-            )
-            .collect(),
+                };
+                let lodging = script.lends.map_or(0, |_| feature::LODGING);
+                let ring = if script.ring { feature::RING } else { 0 };
+                let bits = lodging | ring;
+                let features = (bits != 0).then(|| (ToLayer::Features { bits }, Vec::new()));
+                [(welcome, Vec::new())].into_iter().chain(features).collect()
+            }
+            ToDaemon::LodgingAsk { device, bytes } => {
+                let lent = bytes
+                    .get()
+                    .min(script.lends.unwrap_or(0).saturating_sub(self.lodged));
+                self.lodged += lent;
+                let answer = ToLayer::LodgingLent {
+                    device: *device,
+                    lender: lender(),
+                    bytes: Bytes(lent),
+                };
+                vec![(answer, Vec::new())]
+            }
+            ToDaemon::LodgingLeft {
+                lender: of, bytes, ..
+            } => {
+                assert_eq!(*of, lender());
+                self.lodged = self
+                    .lodged
+                    .checked_sub(bytes.get())
+                    .expect("no more is left than was lent");
+                Vec::new()
+            }
+            ToDaemon::LodgingHeld { held, .. } => {
+                self.lodged = held.iter().map(|at| at.bytes.get()).sum();
+                Vec::new()
+            }
             ToDaemon::Attach { device, lease, .. } if script.answer_attach => {
                 self.lease.insert(0, lease.get());
                 vec![(
@@ -494,6 +538,8 @@ pub(crate) struct Rig {
     pub(crate) fake: Arc<FakeDevice>,
     pub(crate) host: Arc<FakeHost>,
     pub(crate) card: Card,
+    /// Another card, in reach.
+    pub(crate) other: Card,
     pub(crate) device: usize,
 }
 
@@ -512,6 +558,11 @@ pub(crate) fn uuid() -> DeviceUuid {
     DeviceUuid([7; 16])
 }
 
+/// The card that lends room.
+pub(crate) fn lender() -> DeviceUuid {
+    DeviceUuid([8; 16])
+}
+
 impl Rig {
     pub(crate) fn new(daemon: Option<&Daemon>, capacity: u64) -> Self {
         Self::with(daemon, Card::new(capacity), capacity, G, |_| {})
@@ -526,11 +577,14 @@ impl Rig {
     ) -> Self {
         let host = Arc::new(FakeHost::default());
         let fake = Arc::new(FakeDevice::new(card.clone(), host.clone(), granule));
+        let other = Card::new(1 << 40);
+        fake.reach(lender(), other.clone());
         let mut config = Config::new(host.clone());
         config.sockets = daemon.map(Daemon::path).into_iter().collect();
         config.program = "test".into();
         config.connect_wait = LONG;
         config.arena_wait = LONG;
+        config.lodging_wait = LONG;
         config.busy_wait = LONG;
         config.usage_every = Duration::from_millis(1);
         config.cache_max = Bytes(64 * granule);
@@ -550,6 +604,7 @@ impl Rig {
             fake,
             host,
             card,
+            other,
             device,
         }
     }
@@ -600,7 +655,7 @@ impl Rig {
             "handles, mapped, reserved, registered; {}",
             self.engine.report_json()
         );
-        assert_eq!(self.card.used(), 0);
+        assert_eq!((self.card.used(), self.other.used()), (0, 0));
     }
 }
 

@@ -10,6 +10,7 @@
 //! | `EBB_SIM_MPS_SERVER_BYTES` | what the MPS server costs on a device while any client has a context there, a quantity | 0 |
 //! | `EBB_SIM_MODULE_BYTES` | what each module costs its process from its first function on (at loading, if `CUDA_MODULE_LOADING=EAGER`), a quantity | 0 |
 //! | `EBB_SIM_MIG` | each card is cut into so many devices (MIG), 0 to 7; `EBB_SIM_DEVICES` counts these | 0: no MIG |
+//! | `EBB_SIM_NVLINK` | the devices are linked with each other as by NVLink: 0 or 1 | 0 |
 //! | `EBB_SIM_GRANULARITY` | granularity of `cuMemCreate`, a power of two of at least 4 KiB | `2Mi` |
 //! | `EBB_SIM_LINK_BYTES_PER_S` | speed of each direction of the link, a quantity; 0: copies take no extra time | 0 |
 //! | `EBB_SIM_LINK_LATENCY_US` | microseconds that each copy over the link takes in addition | 0 |
@@ -17,7 +18,7 @@
 //! | `EBB_SIM_TRACE` | file to which each call's name is appended, one a line | |
 //! | `CUDA_VISIBLE_DEVICES` | as with the real driver | |
 //!
-//! All but `EBB_SIM_MODULE_BYTES`, `EBB_SIM_MIG` and the last three are properties of the machine: the first process to open a state folder fixes them.
+//! All but `EBB_SIM_MODULE_BYTES`, `EBB_SIM_MIG`, `EBB_SIM_NVLINK` and the last three are properties of the machine: the first process to open a state folder fixes them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -45,6 +46,8 @@ pub struct Config {
     pub module_bytes: u64,
     /// How many devices a card is cut into; 0 means that cards are not cut.
     pub mig: u32,
+    /// The devices are linked as by NVLink.
+    pub nvlink: bool,
     /// Granularity of physical allocations in bytes.
     pub granularity: u64,
     /// Bytes per second of each direction of the link; 0 means no limit.
@@ -144,6 +147,7 @@ impl Config {
             mps_server_bytes: quantity("EBB_SIM_MPS_SERVER_BYTES", 0)?,
             module_bytes: quantity("EBB_SIM_MODULE_BYTES", 0)?,
             mig: u32::try_from(number("EBB_SIM_MIG", 0, 7)?).unwrap_or(0),
+            nvlink: number("EBB_SIM_NVLINK", 0, 1)? == 1,
             granularity,
             link_bytes_per_s: quantity("EBB_SIM_LINK_BYTES_PER_S", 0)?,
             link_latency_ns: number("EBB_SIM_LINK_LATENCY_US", 0, 60_000_000)? * 1000,

@@ -110,7 +110,8 @@ pub(crate) fn cuDeviceGetP2PAttribute(
     }
     let answer = match attrib {
         CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED => 1,
-        CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK | CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED => 0,
+        CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK => 0,
+        CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED => i32::from(process().machine.config().nvlink),
         _ => 0,
     };
     c.put(value, answer)

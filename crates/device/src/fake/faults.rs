@@ -47,6 +47,7 @@ calls! {
     MapAs = "map_as",
     UnmapAs = "unmap_as",
     GrantAs = "grant",
+    CopyBetween = "copy_between",
 }
 
 #[derive(Debug, Default)]

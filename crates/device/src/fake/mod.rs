@@ -10,6 +10,7 @@
 mod beside;
 mod faults;
 mod host;
+mod lending;
 mod state;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,7 +20,7 @@ use std::time::Duration;
 use crate::fingerprint::{self, Fingerprint, Keys};
 use crate::{DeviceError, DeviceMemory, Direction, Grant, Handle, HostAddr, Location, Marker, Props};
 use beside::Beside;
-use ebb_units::Bytes;
+use ebb_units::{Bytes, DeviceUuid};
 pub use faults::Call;
 use faults::Faults;
 pub use host::FakeHost;
@@ -106,6 +107,7 @@ struct Inner {
     fingerprinted: u64,
     queues: [Queue; 2],
     beside: Beside,
+    lenders: lending::Lenders,
 }
 
 /// What waits in a direction's stream.
@@ -114,6 +116,8 @@ enum Job {
     Copy(Copy),
     /// Zeros at an address, so many bytes.
     Zero(u64, u64),
+    /// To, from, so many bytes.
+    Between(u64, u64, u64),
 }
 
 /// A direction's stream.
@@ -328,6 +332,7 @@ impl FakeDevice {
             let done = match copy {
                 Job::Copy(copy) => inner.state.copy(&copy, &self.host),
                 Job::Zero(dev, len) => inner.state.zero(dev, len),
+                Job::Between(to, from, len) => inner.state.between(to, from, len),
             };
             if let Err(error) = done {
                 queue.broken.get_or_insert(error);
@@ -344,16 +349,19 @@ impl FakeDevice {
 
     fn enqueue(&self, call: Call, direction: Direction, job: Job) -> Result<(), DeviceError> {
         let mut inner = self.begin(call)?;
-        let (dev, len) = match &job {
-            Job::Copy(copy) => (copy.dev, copy.len),
-            Job::Zero(dev, len) => (*dev, *len),
+        let places = match &job {
+            Job::Copy(copy) => vec![(copy.dev, copy.len)],
+            Job::Zero(dev, len) => vec![(*dev, *len)],
+            Job::Between(to, from, len) => vec![(*to, *len), (*from, *len)],
         };
-        if !inner.state.accessible(dev, len) {
-            inner.state.violation(format!(
-                "{} of {dev:#x}+{len:#x}: not mapped with access",
-                call.name()
-            ));
-            return Err(invalid(call));
+        for (dev, len) in places {
+            if !inner.state.accessible(dev, len) {
+                inner.state.violation(format!(
+                    "{} of {dev:#x}+{len:#x}: not mapped with access",
+                    call.name()
+                ));
+                return Err(invalid(call));
+            }
         }
         let queue = &mut inner.queues[index(direction)];
         queue.copies.push_back(job);
@@ -403,8 +411,8 @@ impl DeviceMemory for FakeDevice {
 
     fn release(&self, handle: Handle) -> Result<(), DeviceError> {
         let mut inner = self.begin(Call::Release)?;
-        let freed = inner.state.release(handle).map_err(|()| invalid(Call::Release))?;
-        self.card.give(freed);
+        inner.state.release(handle).map_err(|()| invalid(Call::Release))?;
+        self.give_back(&mut inner);
         Ok(())
     }
 
@@ -418,8 +426,8 @@ impl DeviceMemory for FakeDevice {
 
     fn unmap(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
         let mut inner = self.begin(Call::Unmap)?;
-        let freed = inner.state.unmap(addr, size).map_err(|()| invalid(Call::Unmap))?;
-        self.card.give(freed);
+        inner.state.unmap(addr, size).map_err(|()| invalid(Call::Unmap))?;
+        self.give_back(&mut inner);
         Ok(())
     }
 
@@ -556,7 +564,7 @@ impl DeviceMemory for FakeDevice {
         if size == 0 || !size.is_multiple_of(self.granularity) {
             return Err(invalid(Call::CreateAs));
         }
-        if !self.card.take(size) {
+        if !inner.lenders.card(props).unwrap_or(&self.card).take(size) {
             return Err(DeviceError::OutOfMemory);
         }
         Ok(inner.state.create(size, *props))
@@ -572,11 +580,11 @@ impl DeviceMemory for FakeDevice {
 
     fn unmap_as(&self, addr: u64, size: u64) -> Result<(), DeviceError> {
         let mut inner = self.begin(Call::UnmapAs)?;
-        let freed = inner
+        inner
             .state
             .unmap(addr, size)
             .map_err(|()| invalid(Call::UnmapAs))?;
-        self.card.give(freed);
+        self.give_back(&mut inner);
         Ok(())
     }
 
@@ -586,6 +594,14 @@ impl DeviceMemory for FakeDevice {
             .state
             .grant(addr, size, grants)
             .map_err(|()| invalid(Call::GrantAs))
+    }
+
+    fn lenders(&self) -> Vec<(DeviceUuid, Props)> {
+        self.lock().lenders.list()
+    }
+
+    fn copy_between(&self, direction: Direction, to: u64, from: u64, len: u64) -> Result<(), DeviceError> {
+        self.enqueue(Call::CopyBetween, direction, Job::Between(to, from, len))
     }
 
     fn push_to_host(&self, addr: u64, len: u64) -> Result<(), DeviceError> {
@@ -612,13 +628,11 @@ impl DeviceMemory for FakeDevice {
 impl Drop for FakeDevice {
     /// A process that ends gives its memory back.
     fn drop(&mut self) {
-        let held = self
-            .inner
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .state
-            .physical();
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (props, bytes) in inner.state.physical() {
+            inner.lenders.card(&props).unwrap_or(&self.card).give(bytes);
+        }
         let beside = self.beside_bytes();
-        self.card.give(held + beside);
+        self.card.give(beside);
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct State {
     mappings: BTreeMap<u64, Mapping>,
     registered: BTreeMap<usize, u64>,
     violations: Vec<String>,
+    /// Memory that is gone, and the card that gets it back: by what it was made as.
+    gone: Vec<(Props, u64)>,
 }
 
 impl Default for State {
@@ -54,6 +56,7 @@ impl Default for State {
             mappings: BTreeMap::new(),
             registered: BTreeMap::new(),
             violations: Vec::new(),
+            gone: Vec::new(),
         }
     }
 }
@@ -114,12 +117,12 @@ impl State {
         Handle(handle)
     }
 
-    /// Bytes that the card gets back.
-    pub(super) fn release(&mut self, handle: Handle) -> Result<u64, ()> {
+    pub(super) fn release(&mut self, handle: Handle) -> Result<(), ()> {
         match self.physical.get_mut(&handle.0) {
             Some(physical) if !physical.released => {
                 physical.released = true;
-                Ok(self.drop_unused(handle.0))
+                self.drop_unused(handle.0);
+                Ok(())
             }
             _ => {
                 self.violation(format!("release of {handle:?}: no such handle"));
@@ -128,15 +131,17 @@ impl State {
         }
     }
 
-    fn drop_unused(&mut self, handle: u64) -> u64 {
-        match self.physical.get(&handle) {
-            Some(p) if p.released && p.mappings == 0 => {
-                let bytes = p.bytes.len() as u64;
-                self.physical.remove(&handle);
-                bytes
-            }
-            _ => 0,
+    fn drop_unused(&mut self, handle: u64) {
+        let unused = |p: &Physical| p.released && p.mappings == 0;
+        if let Some(p) = self.physical.get(&handle).filter(|p| unused(p)) {
+            self.gone.push((p.props, p.bytes.len() as u64));
+            self.physical.remove(&handle);
         }
+    }
+
+    /// Bytes that cards get back since this was asked last, by what they were made as.
+    pub(super) fn take_gone(&mut self) -> Vec<(Props, u64)> {
+        std::mem::take(&mut self.gone)
     }
 
     /// `part`: the mapping may be shorter than the handle.
@@ -183,24 +188,22 @@ impl State {
         (at == addr + size).then_some(found)
     }
 
-    /// Bytes that the card gets back.
-    pub(super) fn unmap(&mut self, addr: u64, size: u64) -> Result<u64, ()> {
+    pub(super) fn unmap(&mut self, addr: u64, size: u64) -> Result<(), ()> {
         let Some(found) = self.covered(addr, size) else {
             self.violation(format!(
                 "unmap of {addr:#x}+{size:#x}: not a run of whole mappings"
             ));
             return Err(());
         };
-        let mut freed = 0;
         for at in found {
             if let Some(mapping) = self.mappings.remove(&at) {
                 if let Some(physical) = self.physical.get_mut(&mapping.handle) {
                     physical.mappings -= 1;
                 }
-                freed += self.drop_unused(mapping.handle);
+                self.drop_unused(mapping.handle);
             }
         }
-        Ok(freed)
+        Ok(())
     }
 
     pub(super) fn set_access(&mut self, addr: u64, size: u64) -> Result<(), ()> {
@@ -306,6 +309,16 @@ impl State {
         }
     }
 
+    pub(super) fn between(&mut self, to: u64, from: u64, len: u64) -> Result<(), DeviceError> {
+        let mut bytes = vec![0; usize::try_from(len).expect("test sizes are small")];
+        let copied = self.read(from, &mut bytes).and_then(|()| self.write(to, &bytes));
+        copied.inspect_err(|_| {
+            self.violation(format!(
+                "a copy of {from:#x}+{len:#x} to {to:#x} ran when memory was gone"
+            ));
+        })
+    }
+
     pub(super) fn zero(&mut self, dev: u64, len: u64) -> Result<(), DeviceError> {
         let zeros = vec![0; usize::try_from(len).expect("test sizes are small")];
         self.write(dev, &zeros).inspect_err(|_| {
@@ -342,8 +355,12 @@ impl State {
         self.physical.values().filter(|p| !p.released).count()
     }
 
-    pub(super) fn physical(&self) -> u64 {
-        self.physical.values().map(|p| p.bytes.len() as u64).sum()
+    /// All memory, by what it was made as.
+    pub(super) fn physical(&self) -> Vec<(Props, u64)> {
+        self.physical
+            .values()
+            .map(|p| (p.props, p.bytes.len() as u64))
+            .collect()
     }
 
     pub(super) fn mapped(&self) -> u64 {

@@ -1,4 +1,5 @@
-//! Copies between the card and pieces of the arena: straight where a segment is pinned, by way of the ring where it is not.
+//! Copies between the card and pieces of the arena: straight where a segment is pinned, by way of the ring where it is not; and between
+//! cards where they are in a room of another one.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -7,6 +8,7 @@ use ebb_alloc::Piece;
 use ebb_device::{DeviceError, DeviceMemory, Direction, HostAddr, Marker};
 
 use super::ring::{Job, Part, Ring};
+use super::rooms::room_of;
 use super::{Arena, State};
 use crate::device::Device;
 use crate::steps::{self, Run};
@@ -111,6 +113,14 @@ impl Arena {
         runs: &[(u64, u64)],
     ) -> Result<Transfer, DeviceError> {
         let memory = &device.memory;
+        if let Some(room) = room_of(pieces) {
+            let marker = self.rooms.enqueue(&**memory, direction, at, room, runs)?;
+            return Ok(Transfer {
+                marker: Some(marker),
+                job: None,
+                segments: BTreeSet::new(),
+            });
+        }
         let Places { hosts, ring } = self.places(pieces);
         let runs = steps::runs(pieces, runs);
         let (mut straight, mut by_ring) = (Vec::new(), Vec::new());

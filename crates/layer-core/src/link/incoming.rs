@@ -26,8 +26,6 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
     match message {
         // `World` answers who asks on a connection of its own.
         ToLayer::Welcome { .. } | ToLayer::Refused { .. } | ToLayer::World { .. } | ToLayer::Held { .. } => {}
-        // Of nothing that was asked for.
-        ToLayer::LodgingLent { .. } | ToLayer::LodgingWanted { .. } => {}
         ToLayer::Attached {
             uuid,
             device: slot,
@@ -116,6 +114,24 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
         ToLayer::ArenaStay { segments } => core.arena.stay(&segments),
         ToLayer::ArenaBack { segments } => core.arena.back(core, &segments, fds),
         ToLayer::ArenaBroken { segments } => core.arena.broken(&segments),
+        ToLayer::LodgingLent {
+            device,
+            lender,
+            bytes,
+        } => {
+            if let Some(device) = by_slot(core, device) {
+                core.arena.rooms.lent(core, &device, lender, bytes.get());
+            }
+        }
+        ToLayer::LodgingWanted {
+            device,
+            lender,
+            bytes,
+        } => {
+            if let Some(device) = by_slot(core, device) {
+                core.arena.rooms.wanted(core, &device, lender, bytes.get());
+            }
+        }
         ToLayer::Limit {
             device,
             limit,
@@ -200,6 +216,7 @@ fn attached(core: &Core, device: &Device, slot: u32, limit: Bytes, elsewhere: By
         });
     }
     drop(state);
+    core.arena.rooms.met(core, device, slot);
     core.link.poke();
     device.wake();
 }

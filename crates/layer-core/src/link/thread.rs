@@ -118,6 +118,7 @@ fn leave(core: &Arc<Core>) {
     }
     core.share.unmet();
     core.arena.alone();
+    core.arena.rooms.alone();
     sleep::left(core);
     for device in core.devices() {
         let mut state = device.lock();

@@ -179,6 +179,24 @@ impl Pool {
         Ok(Some((at, len, copy)))
     }
 
+    /// Starts to move the copy of a chunk that is away: its length and copy. `None` if it is not away any more.
+    pub(crate) fn begin_rehome(&mut self, id: ChunkId) -> Option<(u64, HostCopy)> {
+        let span = self.spans.get_mut(&id.span).filter(|span| !span.freeing)?;
+        let chunk = span.chunks.get_mut(id.index)?;
+        let Place::Host(copy) = &chunk.place else {
+            return None;
+        };
+        let found = (chunk.len, copy.clone());
+        chunk.place = Place::Moving;
+        span.moving += 1;
+        Some(found)
+    }
+
+    /// The bytes of a chunk that is away are there from now on.
+    pub(crate) fn rehomed(&mut self, id: ChunkId, copy: HostCopy) {
+        self.end_move(id, Place::Host(copy), None);
+    }
+
     /// The chunk is on the card; its copy is the caller's, or kept.
     pub(crate) fn moved_in(&mut self, id: ChunkId, handle: Handle, kept: Option<Ticket>) -> u64 {
         let len = self.end_move(id, Place::Device(handle), kept);

@@ -12,7 +12,7 @@ use ebb_units::Bytes;
 use super::chunks::{self, Chunk, Out, Undone};
 use super::survey::Survey;
 use super::{DEPTH, reopen};
-use crate::arena::{Readiness, Transfer};
+use crate::arena::{Readiness, Transfer, room_of};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
 use crate::kept::HostCopy;
@@ -154,20 +154,20 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             _ => (0, 0),
         }
     };
-    let mut room = core.arena.has_room(all, granule);
+    let elsewhere = core.arena.rooms.ask(core, device, all);
+    let here = all.saturating_sub(elsewhere);
+    let mut room = core.arena.has_room(here, granule);
     if !room {
-        core.link.send(core.arena.want_now(all, granule));
-        room = await_room(core, device, order, first);
+        core.link.send(core.arena.want_now(here, granule));
+        room = elsewhere >= first || await_room(core, device, order, first);
         // What is zero needs no room. To find that out costs the program some milliseconds, and somebody waits for it.
         if !room && (device.lock().unprinted || device.lock().is_void(order)) {
-            core.arena.want_no_more();
-            core.link.poke();
+            want_no_more(core, device);
             return outcome::NO_ROOM;
         }
     }
     if let Err(result) = close(core, device) {
-        core.arena.want_no_more();
-        core.link.poke();
+        want_no_more(core, device);
         return result;
     }
     // What streams freed is nobody's now, whatever they were doing: it goes without a copy.
@@ -177,8 +177,7 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     core.arena.copies(true);
     let result = copy_out(core, device, order, room, left, done);
     core.arena.copies(false);
-    core.arena.want_no_more();
-    core.link.poke();
+    want_no_more(core, device);
     beside::send_away(core, device, order);
     let mut state = device.lock();
     state.phase = Phase::Evicted;
@@ -195,6 +194,13 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             outcome::DONE
         }
     })
+}
+
+/// The eviction needs no more room than it has.
+fn want_no_more(core: &Core, device: &Device) {
+    core.arena.want_no_more();
+    core.arena.rooms.end(core, device);
+    core.link.poke();
 }
 
 /// Nothing of the pool can move: what the driver places by itself goes all the same.
@@ -360,14 +366,12 @@ enum Begun {
 }
 
 fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut Done) -> Begun {
-    let memory = &*device.memory;
-    let granule = memory.granularity();
-    let (mut out, copy, runs) = {
+    let (mut out, mut copy, runs) = {
         let mut state = device.lock();
         let Some(out) = Out::begin(core, &mut state, chunk) else {
             return Begun::Gone;
         };
-        let Some((copy, runs)) = copy_for(core, &out, chunk, survey, granule) else {
+        let Some((copy, runs)) = copy_for(core, device, &out, chunk, survey) else {
             let len = out.len;
             out.stays_locked(core, &mut state);
             drop(state);
@@ -383,6 +387,12 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
             transfer: None,
             copied: 0,
         });
+    }
+    if !furnish(core, device, out.len, &mut copy) {
+        let len = out.len;
+        out.stays(core, device);
+        device.wake();
+        return Begun::NoRoom(len);
     }
     done.from.get_or_insert_with(Instant::now);
     let at = match out.seat(device) {
@@ -411,13 +421,33 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
     }
 }
 
+/// Makes the room on another card that a copy is to go to. If the driver does not give it, host memory has to do; `false` if there is
+/// none of that either.
+fn furnish(core: &Core, device: &Device, len: u64, copy: &mut HostCopy) -> bool {
+    let Some(room) = room_of(&copy.pieces) else {
+        return true;
+    };
+    let Err(error) = core.arena.rooms.build(core, device, room) else {
+        return true;
+    };
+    core.events.note(format!(
+        "device {}: no memory on another card: {error}",
+        device.index
+    ));
+    match core.arena.take(len, device.memory.granularity()) {
+        Some(pieces) => copy.pieces = pieces,
+        None => return false,
+    }
+    true
+}
+
 /// What is to be a chunk's copy, and the runs of it that are not in it yet. `None` if there is no room.
 fn copy_for(
     core: &Core,
+    device: &Device,
     out: &Out,
     chunk: Chunk,
     survey: &Survey,
-    granule: u64,
 ) -> Option<(HostCopy, Vec<(u64, u64)>)> {
     if !out.written {
         return Some(Default::default());
@@ -442,7 +472,10 @@ fn copy_for(
             let stale = known.then(|| kept.stale(out.len, &prints));
             (kept.pieces, stale)
         }
-        None => (core.arena.take(out.len, granule)?, None),
+        None => match core.arena.rooms.book(device, out.len) {
+            Some(room) => (vec![room], None),
+            None => (core.arena.take(out.len, device.memory.granularity())?, None),
+        },
     };
     let copy = HostCopy { pieces, prints };
     let stale = stale.unwrap_or_else(|| copy.filled(out.len));

@@ -16,6 +16,7 @@
 //!   for these few milliseconds.
 //! * What need not be copied is not ([`survey`]): what equals its kept copy, and what is zero.
 //! * Any failure leaves chunks on the card or in host memory, whole. While one is in host memory the gate stays closed.
+//! * Bytes that lie on another card go on to host memory when that card is wanted ([`rehome`]); a restore takes them from where they are.
 //! * Lease is counted before the driver's call on the way in, and after it on the way out.
 //! * No driver call is made under a lock; waiting is bounded, or ends with a change of state.
 
@@ -23,6 +24,9 @@ mod chunks;
 #[cfg(test)]
 mod clean_tests;
 mod evict;
+mod rehome;
+#[cfg(test)]
+mod rehome_tests;
 mod restore;
 mod survey;
 #[cfg(test)]
@@ -43,6 +47,8 @@ enum Job {
     /// What is kept is wanted back, by the number of the question.
     Trim(u64),
     Restore,
+    /// Bytes on other cards are to go, or to go elsewhere.
+    Rehome,
     /// Everything evicted was freed.
     Reopen,
     End,
@@ -58,6 +64,7 @@ pub(crate) fn own(core: &Arc<Core>, device: &Arc<Device>) {
             Job::Order(order) => evict::carry_out(core, device, &order),
             Job::Trim(query) => trim::carry_out(core, device, query),
             Job::Restore => restore::run(core, device),
+            Job::Rehome => rehome::run(core, device),
             Job::Reopen => reopen(core, device),
             Job::End => break,
         }
@@ -96,7 +103,14 @@ fn next(core: &Core, device: &Device) -> Job {
         if state.closed && (state.bring_back || core.gate.waiters_for(device.index) > 0) {
             return Job::Restore;
         }
-        state = device.wait(state);
+        let rooms = &core.arena.rooms;
+        if !state.dead && rooms.has_work(device.index) {
+            return Job::Rehome;
+        }
+        state = match rooms.next_try(device.index) {
+            Some(later) => device.wait_for(state, later),
+            None => device.wait(state),
+        };
     }
 }
 

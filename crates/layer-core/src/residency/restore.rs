@@ -10,8 +10,8 @@ use ebb_protocol::wire::ask_kind;
 use ebb_units::Bytes;
 
 use super::chunks::{self, Chunk, In};
-use super::{DEPTH, reopen};
-use crate::arena::{Readiness, Transfer};
+use super::{DEPTH, rehome, reopen};
+use crate::arena::{Readiness, Transfer, room_of};
 use crate::core::Core;
 use crate::device::{Device, Failing, Mode, Phase};
 use crate::error::TouchError;
@@ -123,6 +123,11 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
         if failed {
             failed = false;
             let pause = give_up_or_pause(core, device, &mut state);
+            if core.arena.rooms.has_work(device.index) {
+                drop(state);
+                rehome::run(core, device);
+                continue;
+            }
             if pause.is_none() && core.gate.waiters_for(device.index) == 0 {
                 break;
             }
@@ -135,11 +140,17 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
         }
         state.phase = Phase::Waiting;
         let denied = ask(core, &mut state);
+        if core.arena.rooms.has_work(device.index) {
+            // Home is not open: what lies on a card that needs its room goes to the host meanwhile.
+            drop(state);
+            rehome::run(core, device);
+            continue;
+        }
         // Woken by grants, frees, orders, a change of the connection.
-        if denied {
-            drop(device.wait_for(state, ASK_AGAIN));
-        } else {
-            drop(device.wait(state));
+        let later = core.arena.rooms.next_try(device.index);
+        match later.into_iter().chain(denied.then_some(ASK_AGAIN)).min() {
+            Some(later) => drop(device.wait_for(state, later)),
+            None => drop(device.wait(state)),
         }
     }
     // An order comes first, the device goes, or the process is to sleep: the next round goes on from here.
@@ -310,6 +321,10 @@ fn undo(core: &Core, device: &Device, chunk: In) {
     // If it cannot be known whether the copy still runs, the memory goes all the same: the driver keeps it alive for
     // copies that it has begun, and faults the ones that it has not, into a context that is lost anyway.
     let _ = steps::settle(&*device.memory, Direction::In);
+    if let Some(room) = room_of(&chunk.copy.pieces) {
+        // By way of host memory, in case it is the link between the cards.
+        core.arena.rooms.doubt(room);
+    }
     chunk.undo(core, device);
     device.wake();
 }
@@ -326,6 +341,7 @@ fn finish(core: &Core, device: &Device, coming: Coming) -> bool {
     }
     let pieces = chunk.done(core, device);
     core.arena.give_back(&pieces);
+    core.arena.rooms.sweep(core);
     // A restore may wait half-way, for room that somebody else can only make once it has the segments that this emptied.
     core.link.poke();
     device.wake();

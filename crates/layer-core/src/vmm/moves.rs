@@ -188,6 +188,24 @@ impl Vmm {
         })
     }
 
+    /// Starts to move the copy of one that is away: its length and copy. `None` if it is not away any more.
+    pub(crate) fn begin_rehome(&self, handle: u64) -> Option<(u64, HostCopy)> {
+        self.with(|table| {
+            let memory = table.memories.get(&handle)?;
+            let Place::Host(copy) = &memory.place else {
+                return None;
+            };
+            let found = (memory.len, copy.clone());
+            table.place(handle, Place::Moving, None);
+            Some(found)
+        })
+    }
+
+    /// The bytes of one that is away are there from now on.
+    pub(crate) fn rehomed(&self, handle: u64, copy: HostCopy) {
+        self.with(|table| table.place(handle, Place::Host(copy), None));
+    }
+
     /// It is on the card; its copy is the caller's, or kept.
     pub(crate) fn moved_in(&self, pool: &mut Pool, handle: u64, real: Handle, kept: Option<Ticket>) {
         let len = self.with(|table| table.place(handle, Place::Card(real), kept));

@@ -52,6 +52,7 @@ SEVERAL = {
     "mps": (mps.mps, 60, 150),
     "nccl2": (several.nccl2, 120, 300),
     "two_cards": (several.two_cards, 120, 240),
+    "peer": (tiers.peer, 60, 180),
 }
 
 

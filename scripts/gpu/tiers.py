@@ -17,6 +17,18 @@ BENCHES = {
 }
 
 
+# With two cards, and only if asked for.
+PEER = {"peer": (["--bytes", "32Gi", "--rounds", "5"], ["--bytes", "4Gi", "--rounds", "3"], {"peer out": 0.93, "peer in": 0.93}, {})}
+
+
+def peer():
+    if len(kit.listing()["devices"]) < 2:
+        row("to another card and back", "NOT RUN: there is one card", "", False)
+        return
+    kit.stop_daemon()
+    tiers(benches=PEER)
+
+
 def shown(figure):
     def one(value):
         if figure["unit"] == "bytes_per_s":
@@ -26,8 +38,8 @@ def shown(figure):
     return f"{one(figure['ebb'])}, {figure['against']} {one(figure['limit'])}, ratio {figure['ratio']:.3f}"
 
 
-def tiers(only=""):
-    for name, (full, quick, ratios, most) in BENCHES.items():
+def tiers(only="", benches=BENCHES):
+    for name, (full, quick, ratios, most) in benches.items():
         flags = quick if kit.args.quick else full
         if flags is None or only and only not in name:
             continue

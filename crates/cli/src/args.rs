@@ -422,6 +422,8 @@ pub(crate) enum Bench {
     Clean,
     /// From one program to another on a card that has room for one, both ways of the link at once
     Handover,
+    /// To another card over NVLink and back
+    Peer,
     /// An empty kernel launch
     Launch,
     /// Allocating and freeing 64 MiB

@@ -57,6 +57,14 @@ pub(crate) struct Block {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stream(usize);
 
+/// Memory on a second card.
+#[derive(Debug)]
+pub(crate) struct Second {
+    device: c_int,
+    context: usize,
+    block: Block,
+}
+
 /// Pinned host memory. Freed when dropped, which waits for all work.
 pub(crate) struct Pinned<'a> {
     driver: &'a Driver,
@@ -98,6 +106,11 @@ macro_rules! functions {
 functions! {
     init = "cuInit": fn(c_uint);
     device_get = "cuDeviceGet": fn(*mut c_int, c_int);
+    device_count = "cuDeviceGetCount": fn(*mut c_int);
+    can_access = "cuDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int);
+    enable_peer = "cuCtxEnablePeerAccess": fn(usize, c_uint);
+    primary_release = "cuDevicePrimaryCtxRelease_v2": fn(c_int);
+    peer_queued = "cuMemcpyPeerAsync": fn(u64, usize, u64, usize, usize, usize);
     primary_retain = "cuDevicePrimaryCtxRetain": fn(*mut usize, c_int);
     set_current = "cuCtxSetCurrent": fn(usize);
     device_name = "cuDeviceGetName": fn(*mut c_char, c_int, c_int);
@@ -126,6 +139,7 @@ functions! {
 pub(crate) struct Driver {
     functions: Functions,
     device: c_int,
+    context: usize,
     fill: usize,
     check: usize,
     _library: Library,
@@ -139,6 +153,7 @@ impl Driver {
         let mut driver = Self {
             functions: Functions::load(&library)?,
             device: 0,
+            context: 0,
             fill: 0,
             check: 0,
             _library: library,
@@ -161,6 +176,7 @@ impl Driver {
             (f.module_load)(&raw mut module, text.as_ptr())
         })?;
         driver.device = device;
+        driver.context = context;
         driver.fill = driver.function(module, c"ebb_fill")?;
         driver.check = driver.function(module, c"ebb_check")?;
         Ok(driver)
@@ -388,6 +404,99 @@ impl Driver {
         // SAFETY: takes addresses of the card, which the driver checks.
         let code = unsafe { (self.functions.within_queued)(to.address, from.address, size, stream.0) };
         self.outcome("cuMemcpyDtoDAsync", code)
+    }
+
+    /// How many cards this program sees.
+    pub(crate) fn cards(&self) -> Result<c_int, DriverError> {
+        let mut count = 0;
+        // SAFETY: stores a number into a live integer of its type.
+        self.outcome("cuDeviceGetCount", unsafe {
+            (self.functions.device_count)(&raw mut count)
+        })?;
+        Ok(count)
+    }
+
+    fn make_current(&self, context: usize) -> Result<(), DriverError> {
+        // SAFETY: a handle that the driver gave and that is still retained.
+        self.outcome("cuCtxSetCurrent", unsafe {
+            (self.functions.set_current)(context)
+        })
+    }
+
+    /// Memory on the second card, for copies without a way through the host; `None` if there is no such card in reach.
+    pub(crate) fn second(&self, bytes: u64) -> Result<Option<Second>, DriverError> {
+        if self.cards()? < 2 {
+            return Ok(None);
+        }
+        let f = &self.functions;
+        let (mut device, mut can, mut context) = (0, 0, 0);
+        // SAFETY: stores into a live integer of the type that it expects.
+        self.outcome("cuDeviceGet", unsafe { (f.device_get)(&raw mut device, 1) })?;
+        // SAFETY: as above; both are the driver's own numbers.
+        self.outcome("cuDeviceCanAccessPeer", unsafe {
+            (f.can_access)(&raw mut can, self.device, device)
+        })?;
+        if can == 0 {
+            return Ok(None);
+        }
+        // SAFETY: stores a handle into a live integer of a pointer's size.
+        self.outcome("cuDevicePrimaryCtxRetain", unsafe {
+            (f.primary_retain)(&raw mut context, device)
+        })?;
+        self.make_current(context)?;
+        let block = self.alloc(bytes);
+        self.make_current(self.context)?;
+        // SAFETY: a handle that the driver gave; a context of the first card is current.
+        self.outcome("cuCtxEnablePeerAccess", unsafe { (f.enable_peer)(context, 0) })?;
+        let block = block?;
+        Ok(Some(Second {
+            device,
+            context,
+            block,
+        }))
+    }
+
+    /// Queues a copy of a block to the second card, as far as both go.
+    pub(crate) fn queue_to_second(
+        &self,
+        to: &Second,
+        from: Block,
+        stream: Stream,
+    ) -> Result<(), DriverError> {
+        let ends = [(to.block, to.context), (from, self.context)];
+        self.queue_between(ends, stream)
+    }
+
+    /// Queues a copy from the second card to a block, as far as both go.
+    pub(crate) fn queue_from_second(
+        &self,
+        to: Block,
+        from: &Second,
+        stream: Stream,
+    ) -> Result<(), DriverError> {
+        let ends = [(to, self.context), (from.block, from.context)];
+        self.queue_between(ends, stream)
+    }
+
+    fn queue_between(&self, [to, from]: [(Block, usize); 2], stream: Stream) -> Result<(), DriverError> {
+        let size = usize::try_from(to.0.bytes.min(from.0.bytes)).expect("sizes fit 64-bit machines");
+        // SAFETY: takes addresses of cards, which the driver checks, and handles that it gave.
+        let code = unsafe {
+            (self.functions.peer_queued)(to.0.address, to.1, from.0.address, from.1, size, stream.0)
+        };
+        self.outcome("cuMemcpyPeerAsync", code)
+    }
+
+    /// Gives memory and context there back.
+    pub(crate) fn leave_second(&self, second: Second) -> Result<(), DriverError> {
+        self.make_current(second.context)?;
+        let freed = self.free(second.block);
+        self.make_current(self.context)?;
+        freed?;
+        // SAFETY: takes a number; what was retained is released once.
+        self.outcome("cuDevicePrimaryCtxRelease", unsafe {
+            (self.functions.primary_release)(second.device)
+        })
     }
 
     /// Waits for all work.

@@ -10,6 +10,8 @@
 //! | `check` | `{"wrong":n,"seconds":s}` |
 //! | `link BYTES ROUNDS` | `{"out":[s],"in":[s],"both":[s]}`: pinned copies of so many bytes, each way and both at once |
 //! | `card BYTES ROUNDS` | `{"each":[s]}`: copies of so many bytes from one place on the card to another |
+//! | `peer BYTES ROUNDS` | `{"cards":n,"out":[s],"in":[s]}`: copies of so many bytes to a second card and back; empty if there is none in reach |
+//! | `take BYTES` | `{"seconds":s}`: allocates in blocks of 1 GiB at most, and keeps it |
 //! | `launch BATCHES` | `{"each":[s]}`: mean time of a launch in batches of 500 |
 //! | `alloc BYTES N` | `{"each":[s]}`: allocating and freeing |
 //!
@@ -37,6 +39,7 @@ pub(crate) fn serve(input: impl BufRead, mut output: impl Write) -> Result<(), D
         result: driver.alloc(8)?,
         driver: &driver,
         blocks: Vec::new(),
+        taken: Vec::new(),
         step: 0,
     };
     for line in input.lines().map_while(Result::ok) {
@@ -80,6 +83,8 @@ struct Server<'a> {
     driver: &'a Driver,
     result: Block,
     blocks: Vec<Block>,
+    /// Memory without a pattern.
+    taken: Vec<Block>,
     /// Of the pattern that the blocks hold.
     step: u32,
 }
@@ -96,6 +101,8 @@ impl Server<'_> {
             ["check"] => self.check(),
             ["link", bytes, rounds] => self.link(bytes.parse()?, rounds.parse()?),
             ["card", bytes, rounds] => self.card(bytes.parse()?, rounds.parse()?),
+            ["peer", bytes, rounds] => self.peer(bytes.parse()?, rounds.parse()?),
+            ["take", bytes] => self.take(bytes.parse()?),
             ["launch", batches] => self.launch(batches.parse()?),
             ["alloc", bytes, times] => self.alloc(bytes.parse()?, times.parse()?),
             _ => Err(Refused::Line),
@@ -193,6 +200,41 @@ impl Server<'_> {
         driver.free(a)?;
         driver.free(b)?;
         Ok(json!({ "each": each }))
+    }
+
+    fn peer(&self, bytes: u64, rounds: u64) -> Result<Value, Refused> {
+        let driver = self.driver;
+        let cards = driver.cards()?;
+        let (mut out, mut back) = (Vec::new(), Vec::new());
+        if let Some(other) = driver.second(bytes)? {
+            let (here, stream) = (driver.alloc(bytes)?, driver.stream()?);
+            for round in 0..rounds + WARM_UP {
+                let began = Instant::now();
+                driver.queue_to_second(&other, here, stream)?;
+                driver.wait(stream)?;
+                let copied_out = began.elapsed();
+                driver.queue_from_second(here, &other, stream)?;
+                driver.wait(stream)?;
+                if round >= WARM_UP {
+                    out.push(copied_out.as_secs_f64());
+                    back.push((began.elapsed() - copied_out).as_secs_f64());
+                }
+            }
+            driver.free(here)?;
+            driver.leave_second(other)?;
+        }
+        Ok(json!({ "cards": cards, "out": out, "in": back }))
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Value, Refused> {
+        let began = Instant::now();
+        let mut left = bytes / 4 * 4;
+        while left > 0 {
+            let block = self.driver.alloc(left.min(BLOCK))?;
+            left -= block.bytes;
+            self.taken.push(block);
+        }
+        Ok(json!({ "seconds": began.elapsed().as_secs_f64() }))
     }
 
     fn launch(&self, batches: u64) -> Result<Value, Refused> {

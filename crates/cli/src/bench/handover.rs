@@ -93,7 +93,7 @@ fn await_moved(stage: &mut Stage, before: &Totals) -> Result<Bytes> {
 }
 
 /// Waits until the daemon knows of what somebody else has on the card.
-fn await_seen(stage: &mut Stage, bytes: Bytes) -> Result<()> {
+pub(super) fn await_seen(stage: &mut Stage, bytes: Bytes) -> Result<()> {
     await_that(stage, "sees what is on the card", |stage| {
         let snapshot = stage.snapshot()?;
         Ok(stage
@@ -103,7 +103,7 @@ fn await_seen(stage: &mut Stage, bytes: Bytes) -> Result<()> {
 }
 
 /// Waits until a program counts as idle.
-fn await_idle(stage: &mut Stage, name: &str) -> Result<()> {
+pub(super) fn await_idle(stage: &mut Stage, name: &str) -> Result<()> {
     await_that(stage, "sees that a program is idle", |stage| {
         let snapshot = stage.snapshot()?;
         let task = snapshot.tasks.iter().find(|task| task.name == name);
@@ -111,7 +111,7 @@ fn await_idle(stage: &mut Stage, name: &str) -> Result<()> {
     })
 }
 
-fn await_that(
+pub(super) fn await_that(
     stage: &mut Stage,
     what: &str,
     mut ready: impl FnMut(&mut Stage) -> Result<bool>,

@@ -11,6 +11,7 @@ pub(crate) mod disk;
 mod figure;
 mod handover;
 mod hibernate;
+mod peer;
 pub(crate) mod pool;
 mod server;
 
@@ -23,7 +24,7 @@ use ebb_units::{Bytes, GRANULE};
 use serde::Serialize;
 
 use crate::args::{Bench, BenchArgs, BenchCommand};
-use crate::demo::stage::{Card, Stage, spare_host_memory};
+use crate::demo::stage::{Card, Setup, Stage, spare_host_memory};
 use crate::error::{CliError, Result};
 use figure::{Figure, Phase};
 use server::{Checked, Each, Held, Link, Server, Took};
@@ -62,7 +63,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         None => {}
     }
     let wanted = |what: Bench| !args.curve && (args.what.is_empty() || args.what.contains(&what));
-    let mut stage = Stage::set_up_for(args.gpu, args.ring, |card, sim| sizes(args, card, sim))?;
+    let ring = args.ring;
+    let mut stage = Stage::set_up_for(args.gpu, Setup { ring, linked: false }, |card, sim| {
+        sizes(args, card, sim)
+    })?;
     let mut report = Report {
         gpu: if stage.is_sim() {
             "sim".into()
@@ -126,6 +130,20 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         }
     }
     drop(stage);
+    if wanted(Bench::Peer) {
+        let setup = Setup { ring, linked: true };
+        let mut stage = Stage::set_up_for(args.gpu, setup, |card, sim| sizes(args, card, sim))?;
+        match peer::peer(&mut stage, args.rounds)? {
+            Ok((figures, wrong)) => {
+                report.figures.extend(figures);
+                report.mismatches += wrong;
+            }
+            Err(why) => {
+                unsay();
+                anstream::eprintln!("NOT MEASURED: peer: {why}");
+            }
+        }
+    }
     if args.json {
         let mut out = std::io::stdout();
         serde_json::to_writer(&mut out, &report)?;

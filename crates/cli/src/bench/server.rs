@@ -67,6 +67,18 @@ pub(super) struct Link {
     pub both: Vec<f64>,
 }
 
+/// What `peer` answers: seconds per copy between two cards; nothing if there is no second one in reach.
+#[derive(Debug, Deserialize)]
+pub(super) struct PeerLink {
+    /// How many cards the program sees.
+    pub cards: u32,
+    /// To the second card.
+    pub out: Vec<f64>,
+    /// From it.
+    #[serde(rename = "in")]
+    pub back: Vec<f64>,
+}
+
 impl Server {
     /// Starts it. It is ready when it answers.
     pub(super) fn start(mut command: Command, guard: &mut Guard) -> Result<Self> {

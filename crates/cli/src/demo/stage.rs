@@ -42,6 +42,15 @@ pub(crate) struct Card {
     pub(crate) free: Bytes,
 }
 
+/// What a stage is like, beside its sizes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Setup {
+    /// A ring of host memory is pinned, and nothing else.
+    pub ring: bool,
+    /// Programs see every card; there are two simulated ones, linked as by NVLink.
+    pub linked: bool,
+}
+
 /// What the demo runs on. Dropped: everything of it ends and its folder goes.
 #[derive(Debug)]
 pub(crate) struct Stage {
@@ -54,6 +63,7 @@ pub(crate) struct Stage {
     pub card: Card,
     /// What each job will hold.
     pub bytes_per_job: Bytes,
+    linked: bool,
     // Last: it cleans up when all else is dropped.
     pub guard: Guard,
 }
@@ -61,17 +71,16 @@ pub(crate) struct Stage {
 impl Stage {
     /// Sets it up for the demo, or says what is missing.
     pub(super) fn set_up(args: &DemoArgs) -> Result<Self> {
-        Self::set_up_for(args.gpu, false, |card, sim| {
+        Self::set_up_for(args.gpu, Setup::default(), |card, sim| {
             let job = per_job(args, card.total)?;
             Ok((job, check_room(card, job, sim, &HostMemory::read())?))
         })
     }
 
-    /// Sets it up. `sizes` says, by the card and whether it is simulated, what a job holds and what the host arena may. `ring`: nothing else is
-    /// pinned.
+    /// Sets it up. `sizes` says, by the card and whether it is simulated, what a job holds and what the host arena may.
     pub(crate) fn set_up_for(
         gpu: Gpu,
-        ring: bool,
+        setup: Setup,
         sizes: impl FnOnce(&Card, bool) -> Result<(Bytes, Bytes)>,
     ) -> Result<Self> {
         let worker = worker_path()?;
@@ -81,11 +90,12 @@ impl Stage {
         };
         let folder = make_folder()?;
         let mut guard = Guard::start(&folder)?;
-        let card = probe(&worker, &folder, sim.as_deref())?;
+        let cards = if setup.linked { 2 } else { 1 };
+        let card = probe(&worker, &folder, sim.as_deref(), cards)?;
         let (bytes_per_job, budget) = sizes(&card, sim.is_some())?;
         std::fs::write(
             folder.join("ebb.toml"),
-            config(&folder, sim.is_some(), budget, ring),
+            config(&folder, sim.is_some(), budget, setup.ring),
         )
         .map_err(|error| cannot_write(&folder, &error))?;
         let daemon = start_daemon(&folder, sim.as_deref())?;
@@ -99,6 +109,7 @@ impl Stage {
             client,
             card,
             bytes_per_job,
+            linked: setup.linked,
             guard,
         })
     }
@@ -194,6 +205,11 @@ impl Stage {
 
     fn on_the_card(&self, command: &mut Command) {
         environment(command, &self.folder, self.sim.as_deref());
+        if self.linked {
+            // All that the driver shows, in its own order, of which the card is the first.
+            command.env("EBB_SIM_NVLINK", "1");
+            return;
+        }
         // By identity: indices differ between the driver's order and the listing's.
         command.env("CUDA_VISIBLE_DEVICES", self.card.uuid.to_string());
     }
@@ -211,7 +227,7 @@ impl Stage {
         let others = self.card.total.saturating_sub(self.card.free) + slack;
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
-            let now = probe(&self.worker, &self.folder, self.sim.as_deref())?;
+            let now = probe(&self.worker, &self.folder, self.sim.as_deref(), 1)?;
             let snapshot = self.snapshot()?;
             let seen = self
                 .card_in(&snapshot)
@@ -286,13 +302,17 @@ fn slack(sim: bool) -> Bytes {
 }
 
 /// Asks the driver through the worker program, since this program never loads it.
-fn probe(worker: &Path, folder: &Path, sim: Option<&Path>) -> Result<Card> {
+/// A simulated machine has so many cards from its first program on.
+fn probe(worker: &Path, folder: &Path, sim: Option<&Path>, cards: u32) -> Result<Card> {
     let mut command = Command::new(worker);
     command
         .arg("--probe")
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null());
     environment(&mut command, folder, sim);
+    if sim.is_some() {
+        command.env("EBB_SIM_DEVICES", cards.to_string());
+    }
     let done = command
         .output()
         .map_err(|error| CliError::failed(format!("cannot run {}: {error}", worker.display())))?;

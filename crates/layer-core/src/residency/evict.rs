@@ -142,7 +142,7 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     }
     // Before the gate closes: as long as there is no room for a single chunk, the program may go on.
     let granule = device.memory.granularity();
-    let (first, all) = {
+    let (first, all, whole) = {
         let state = device.lock();
         let chosen = chunks::candidates(core, device, &state, *left);
         let copied = |(_, len): &(Chunk, u64)| (*len > 0).then_some(*len);
@@ -150,11 +150,11 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
         // What goes without a copy needs no room and goes first.
         let rest = left.saturating_sub(chunks::movable_bytes(core, device, &state) - all);
         match chosen.iter().find_map(copied) {
-            Some(first) if rest > 0 => (first, all.min(rest).max(first)),
-            _ => (0, 0),
+            Some(first) if rest > 0 => (first, all.min(rest).max(first), whole_chunks(&chosen, rest)),
+            _ => (0, 0, 0),
         }
     };
-    let elsewhere = core.arena.rooms.ask(core, device, all);
+    let elsewhere = core.arena.rooms.ask(core, device, whole);
     let here = all.saturating_sub(elsewhere);
     let mut room = core.arena.has_room(here, granule);
     if !room {
@@ -194,6 +194,18 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             outcome::DONE
         }
     })
+}
+
+/// What so many bytes are in whole chunks, as they are taken: a room elsewhere holds one chunk.
+fn whole_chunks(chosen: &[(Chunk, u64)], bytes: u64) -> u64 {
+    let mut sum = 0;
+    for (_, len) in chosen.iter().filter(|(_, len)| *len > 0) {
+        if sum >= bytes {
+            break;
+        }
+        sum += len;
+    }
+    sum
 }
 
 /// The eviction needs no more room than it has.

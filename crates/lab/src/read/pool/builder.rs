@@ -24,6 +24,20 @@ struct Live {
     size: u64,
 }
 
+/// The traces of several cards: named by it if there are several.
+pub(super) fn by_card(cards: impl IntoIterator<Item = (u64, Builder)>) -> Vec<Trace> {
+    let cards: Vec<(u64, Builder)> = cards.into_iter().collect();
+    let several = cards.len() > 1;
+    let named = cards.into_iter().map(|(card, builder)| {
+        builder.finish(&if several {
+            format!(":gpu{card}")
+        } else {
+            String::new()
+        })
+    });
+    named.collect()
+}
+
 /// A trace in the making.
 #[derive(Debug, Default)]
 pub(super) struct Builder {

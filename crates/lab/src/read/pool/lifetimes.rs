@@ -20,23 +20,28 @@ pub(super) fn read(input: &mut dyn BufRead, unit: u64) -> Result<Trace, Wrong> {
     /// A buffer's beginning or end. The order of the fields is the order of the events.
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     struct Edge {
-        at: u64,
+        at: i64,
         begins: bool,
         buffer: u64,
         bytes: u64,
         line: u64,
     }
     let mut edges = Vec::new();
-    let mut buffer = 0;
-    rows(input, &COLUMNS, |row| {
-        let (lower, upper) = (row.number(LOWER)?, row.number(UPPER)?);
-        if lower >= upper {
-            return Err(row.wrong(UPPER, &format!("more than lower, which is {lower}")));
+    let (mut buffer, mut empty) = (0, 0);
+    rows(input, &COLUMNS, COLUMNS.len(), |row| {
+        let (lower, upper) = (row.signed(LOWER)?, row.signed(UPPER)?);
+        if lower > upper {
+            return Err(row.wrong(UPPER, &format!("at least lower, which is {lower}")));
         }
         let bytes = row.number(SIZE)?.checked_mul(unit);
         let Some(bytes) = bytes else {
             return Err(Wrong::line(row.line, too_much(unit)));
         };
+        // Nothing lives from an instant to before the same.
+        if lower == upper {
+            empty += 1;
+            return Ok(());
+        }
         for (at, begins) in [(lower, true), (upper, false)] {
             edges.push(Edge {
                 at,
@@ -51,8 +56,10 @@ pub(super) fn read(input: &mut dyn BufRead, unit: u64) -> Result<Trace, Wrong> {
     })?;
     edges.sort_unstable();
     let mut builder = Builder::default();
+    builder.notes().ignored += empty;
+    let first = edges.first().map_or(0, |edge| edge.at.min(0));
     for edge in edges {
-        builder.at(edge.at);
+        builder.at(edge.at.abs_diff(first));
         if edge.begins {
             builder
                 .allocate(edge.buffer, edge.bytes, 0)

@@ -3,7 +3,7 @@
 //! | format | told by |
 //! | --- | --- |
 //! | PyTorch's memory snapshot | a pickle: its first byte, or a name in `.pickle` or `.pkl` |
-//! | allocator events (`seq,t_us,op,addr,size,stream`) | its header |
+//! | allocator events (`op,addr,size`, and `t_us,stream,device`) | its header |
 //! | lifetimes of buffers (`id,lower,upper,size`) | its header |
 //! | ebb's own (`docs/pool-traces.md`) | its first word |
 //! | training runs of Salus | five columns without a header: name, seconds, MB, iterations, command |
@@ -79,7 +79,7 @@ pub enum ReadError {
     },
     /// Its format is none that we know.
     #[error(
-        "{path}: {found}; expected a PyTorch snapshot (pickle), columns seq,t_us,op,addr,size,stream or \
+        "{path}: {found}; expected a PyTorch snapshot (pickle), columns t_us,op,addr,size,stream or \
          id,lower,upper,size, `ebb-pool-trace 1`, or the runs of Salus",
         path = path.display()
     )]
@@ -106,6 +106,9 @@ impl Default for Options {
     }
 }
 
+/// What some programs put before a text to say that it is UTF-8.
+const MARK: char = '\u{feff}';
+
 /// What a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
@@ -130,18 +133,22 @@ pub fn read(path: &Path, options: &Options) -> Result<Vec<Trace>, ReadError> {
 /// If it cannot be read, is of no format that we know, or is wrong in its format.
 pub fn read_from(content: &mut dyn Read, path: &Path, options: &Options) -> Result<Vec<Trace>, ReadError> {
     let mut input = BufReader::with_capacity(1 << 16, content);
-    let head = input.fill_buf().map_err(|source| OpenError {
+    // What is packed comes in pieces that may end within the first line.
+    let mut head = Vec::new();
+    let first = input.by_ref().take(1 << 16).read_until(b'\n', &mut head);
+    first.map_err(|source| OpenError {
         path: path.to_owned(),
         source,
     })?;
-    let Some(format) = tell(head).or_else(|| by_name(path)) else {
+    let Some(format) = tell(&head).or_else(|| by_name(path)) else {
         return Err(ReadError::Unknown {
             path: path.to_owned(),
-            found: begins(head),
+            found: begins(&head),
         });
     };
+    let mut input = head.as_slice().chain(input);
     let traces = match format {
-        Format::Events => events::read(&mut input).map(|trace| vec![trace]),
+        Format::Events => events::read(&mut input),
         Format::Lifetimes => lifetimes::read(&mut input, options.unit).map(|trace| vec![trace]),
         Format::Native => native::read(&mut input),
         Format::Snapshot => snapshot::read(&mut input),
@@ -173,11 +180,9 @@ fn tell(head: &[u8]) -> Option<Format> {
         return Some(Format::Snapshot);
     }
     let line = head.split(|&b| b == b'\n').next().unwrap_or_default();
-    let line = std::str::from_utf8(line).ok()?.trim();
-    let has = |wanted: &[&str]| {
-        let columns: Vec<&str> = line.split(',').map(str::trim).collect();
-        wanted.iter().all(|name| columns.contains(name))
-    };
+    let line = std::str::from_utf8(line).ok()?;
+    let line = line.trim_start_matches(MARK).trim();
+    let has = |wanted: &[&str]| columns::names(line, wanted);
     if has(&events::COLUMNS) {
         Some(Format::Events)
     } else if has(&lifetimes::COLUMNS) {
@@ -191,10 +196,25 @@ fn tell(head: &[u8]) -> Option<Format> {
     }
 }
 
+/// How files begin that are packed in a way that we do not know.
+const PACKED: [(&[u8], &str); 6] = [
+    (b"PK\x03\x04", "packed with zip, or written by torch.save"),
+    (b"\x28\xb5\x2f\xfd", "packed with zstd"),
+    (b"\xfd7zXZ\0", "packed with xz"),
+    (b"BZh", "packed with bzip2"),
+    (b"\xff\xfe", "text in UTF-16"),
+    (b"\xfe\xff", "text in UTF-16"),
+];
+
 /// What an unknown file begins with, for people.
 fn begins(head: &[u8]) -> String {
     if head.is_empty() {
         return "it is empty".into();
+    }
+    for (magic, what) in PACKED {
+        if head.starts_with(magic) {
+            return format!("it is {what}: unpack it first (gzip need not be)");
+        }
     }
     let line = head.split(|&b| b == b'\n').next().unwrap_or_default();
     let text: String = String::from_utf8_lossy(line)
@@ -221,7 +241,15 @@ fn lines<'a>(input: &'a mut dyn BufRead) -> impl Iterator<Item = Result<(u64, St
             Ok(_) => {}
         }
         Some(match String::from_utf8(line) {
-            Ok(line) => Ok((number, line.trim_end_matches(['\n', '\r']).to_owned())),
+            Ok(line) => {
+                let line = line.trim_end_matches(['\n', '\r']);
+                let line = if number == 1 {
+                    line.trim_start_matches(MARK)
+                } else {
+                    line
+                };
+                Ok((number, line.to_owned()))
+            }
             Err(_) => Err(Wrong::line(number, "not text in UTF-8")),
         })
     })

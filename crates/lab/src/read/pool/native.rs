@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::str::SplitAsciiWhitespace;
 
-use super::builder::{Builder, TooMuch};
+use super::builder::{Builder, TooMuch, by_card};
 use super::{Wrong, lines};
 use crate::pool::event::Trace;
 
@@ -59,15 +59,9 @@ pub(super) fn read(input: &mut dyn BufRead) -> Result<Vec<Trace>, Wrong> {
         *begun |= op != "p";
         words.end()?;
     }
-    let several = cards.len() > 1;
-    let traces = cards.into_iter().map(|(card, (builder, _))| {
-        builder.finish(&if several {
-            format!(":gpu{card}")
-        } else {
-            String::new()
-        })
-    });
-    Ok(traces.collect())
+    Ok(by_card(
+        cards.into_iter().map(|(card, (builder, _))| (card, builder)),
+    ))
 }
 
 /// The words of a line that are left.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::Read;
 
-use super::builder::{Builder, TooMuch};
+use super::builder::{Builder, TooMuch, by_card};
 use super::{Place, Wrong};
 use crate::pool::event::Trace;
 use crate::read::pickle::{Limits, Node, Pickle, Text, Value};
@@ -28,11 +28,19 @@ pub(super) fn read(input: &mut dyn Read) -> Result<Vec<Trace>, Wrong> {
         what: error.to_string(),
     })?;
     let root = Way::root(&pickle);
-    let segments: Vec<Segment> = root
-        .get("segments")?
-        .items()?
-        .map(|(_, way)| segment(&way))
-        .collect::<Result<_, _>>()?;
+    if let Value::List(_) = pickle.value(pickle.root()) {
+        return Err(root.wrong(
+            "found a list, which torch.cuda.memory_snapshot() makes: it has no events. Record with \
+             torch.cuda.memory._record_memory_history() and write with torch.cuda.memory._dump_snapshot()",
+        ));
+    }
+    let segments: Vec<Segment> = match root.find("segments")? {
+        Some(way) => way
+            .items()?
+            .map(|(_, way)| segment(&way))
+            .collect::<Result<_, _>>()?,
+        None => Vec::new(),
+    };
     let traces = root.get("device_traces")?;
     let mut found = Vec::new();
     for (card, way) in traces.items()? {
@@ -43,7 +51,7 @@ pub(super) fn read(input: &mut dyn Read) -> Result<Vec<Trace>, Wrong> {
         if !events.is_empty() {
             let of_card = segments.iter().filter(|segment| segment.card == card as u64);
             let builder = trace(of_card, &events).map_err(|TooMuch| way.wrong(TooMuch::EXPECTED))?;
-            found.push((card, builder));
+            found.push((card as u64, builder));
         }
     }
     if found.is_empty() {
@@ -51,21 +59,12 @@ pub(super) fn read(input: &mut dyn Read) -> Result<Vec<Trace>, Wrong> {
             "holds no events: call torch.cuda.memory._record_memory_history() before what is to be recorded",
         ));
     }
-    let several = found.len() > 1;
-    let named = found.into_iter().map(|(card, builder)| {
-        builder.finish(&if several {
-            format!(":gpu{card}")
-        } else {
-            String::new()
-        })
-    });
-    Ok(named.collect())
+    Ok(by_card(found))
 }
 
 /// A segment at the end of the recording.
 struct Segment {
     card: u64,
-    address: u64,
     size: u64,
     stream: u64,
     /// Address and size of the blocks that are live.
@@ -77,13 +76,15 @@ fn segment(way: &Way<'_>) -> Result<Segment, Wrong> {
     let address = way.get("address")?.number()?;
     let mut segment = Segment {
         card: number("device", 0)?,
-        address,
         size: way.get("total_size")?.number()?,
         stream: number("stream", 0)?,
         live: Vec::new(),
     };
     let mut next = address;
-    for (_, block) in way.get("blocks")?.items()? {
+    let Some(blocks) = way.find("blocks")? else {
+        return Ok(segment);
+    };
+    for (_, block) in blocks.items()? {
         let size = block.get("size")?.number()?;
         // Older snapshots have neither of the two.
         let at = block.find("address")?.map_or(Ok(next), |way| way.number())?;
@@ -159,9 +160,11 @@ fn sorted(at: At) -> Vec<(u64, (u64, u64))> {
 }
 
 fn trace<'a>(segments: impl Iterator<Item = &'a Segment>, events: &[Recorded]) -> Result<Builder, TooMuch> {
-    let (mut held, mut live) = (At::new(), At::new());
+    let mut live = At::new();
+    // Segments grow and shrink in parts: what was held at the start is what is held at the end, less all that came.
+    let mut held = 0i128;
     for segment in segments {
-        held.insert(segment.address, (segment.size, segment.stream));
+        held += i128::from(segment.size);
         live.extend(
             segment
                 .live
@@ -174,15 +177,13 @@ fn trace<'a>(segments: impl Iterator<Item = &'a Segment>, events: &[Recorded]) -
         match event.action {
             Action::Allocate => _ = live.remove(&event.address),
             Action::Free => _ = live.insert(event.address, there),
-            Action::Reserve => _ = held.remove(&event.address),
-            Action::Unreserve => _ = held.insert(event.address, there),
+            Action::Reserve => held -= i128::from(event.size),
+            Action::Unreserve => held += i128::from(event.size),
             Action::OutOfMemory | Action::Nothing | Action::Other => {}
         }
     }
     let mut builder = Builder::default();
-    for (_, (size, _)) in sorted(held) {
-        builder.reserve(size);
-    }
+    builder.reserve(u64::try_from(held.max(0)).unwrap_or(u64::MAX));
     for (address, (size, stream)) in sorted(live) {
         builder.at_start(address, size, stream)?;
     }
@@ -251,7 +252,8 @@ impl<'a> Way<'a> {
         };
         let number: Option<Text> = self.pickle.number(key);
         let node = number.and_then(|number| self.pickle.get(dict, number));
-        Ok(node.map(|node| Way {
+        let known = node.filter(|node| self.pickle.value(*node) != Value::None);
+        Ok(known.map(|node| Way {
             node,
             step: Step::Key(key),
             from: Some(self),
@@ -321,8 +323,10 @@ mod tests {
         T(&'static str),
         L(Vec<P>),
         D(Vec<(&'static str, P)>),
+        /// `None`.
+        D0,
     }
-    use P::{D, L, N, T};
+    use P::{D, D0, L, N, T};
 
     fn write(value: &P, to: &mut Vec<u8>) {
         let text = |text: &str, to: &mut Vec<u8>| {
@@ -336,6 +340,7 @@ mod tests {
                 to.extend(value.to_le_bytes());
             }
             T(value) => text(value, to),
+            D0 => to.push(b'N'),
             L(items) => {
                 to.extend(b"](");
                 items.iter().for_each(|item| write(item, to));
@@ -428,6 +433,56 @@ mod tests {
         assert_eq!((trace.preamble, trace.notes.ignored), (2, 1));
         assert_eq!(trace.recorded.unwrap().peak_reserved, 100);
         assert_eq!(trace.name, "");
+    }
+
+    /// What recorders leave out, and what has no address.
+    #[test]
+    fn what_is_missing_is_nothing() {
+        let bare = |action| D(vec![("action", T(action)), ("size", N(5))]);
+        let events = L(vec![
+            bare("oom"),
+            bare("snapshot"),
+            D(vec![
+                ("action", T("free_completed")),
+                ("addr", N(8)),
+                ("size", N(3)),
+            ]),
+            D(vec![
+                ("action", T("alloc")),
+                ("addr", N(8)),
+                ("size", N(4)),
+                ("stream", D0),
+            ]),
+        ]);
+        let traces = read_value(&D(vec![("device_traces", L(vec![L(vec![]), events]))])).unwrap();
+        let [trace] = <[Trace; 1]>::try_from(traces).unwrap();
+        let sizes: Vec<u64> = trace
+            .events
+            .iter()
+            .filter_map(|event| match event.op {
+                Op::Allocate { size, .. } => Some(size),
+                _ => None,
+            })
+            .collect();
+        assert_eq!((sizes, trace.notes.out_of_memory), (vec![3, 4], 1));
+        let list = read_value(&L(vec![])).unwrap_err().to_string();
+        assert!(list.contains("it has no events. Record with"), "{list}");
+    }
+
+    /// An expandable segment that was there, and grew: at the end it is one.
+    #[test]
+    fn parts_of_segments_are_counted_once() {
+        let segment = D(vec![
+            ("address", N(1 << 20)),
+            ("total_size", N(10)),
+            ("is_expandable", N(1)),
+        ]);
+        let events = L(vec![
+            happened("segment_map", (1 << 20) + 6, 4, 1),
+            happened("alloc", (1 << 20) + 6, 4, 2),
+        ]);
+        let traces = read_value(&snapshot(vec![segment], vec![events])).unwrap();
+        assert_eq!(traces[0].recorded.unwrap().peak_reserved, 10);
     }
 
     #[test]

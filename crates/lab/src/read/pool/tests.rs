@@ -88,6 +88,51 @@ fn lifetimes_end_before_others_begin() {
     assert_eq!(trace.notes.ignored, 1);
 }
 
+/// What spreadsheets, pandas and people make of the same table.
+#[test]
+fn tables_may_be_written_in_many_ways() {
+    let plain = one("id,lower,upper,size\nx,0,4,3\ny,4,6,5\n");
+    for other in [
+        "\u{feff}id,lower,upper,size\r\nx,0,4,3\r\ny,4,6,5\r\n",
+        "ID, Lower ,UPPER,Size\n\n x , 0 , 4 , 3 \n  \ny,4,6,5",
+        "\"id\",\"lower\",\"upper\",\"size\"\n\"a \"\"b\"\", c\",\"0\",4,3\ny,4,6,\"5\"\n",
+        "lower,upper,size\n0,4,3.0\n4.0,6.0,5\n",
+        "id,lower,upper,size,\nx,-7,-3,3,,\ny,-3,-1,5,\nz,-3,-3,9,\n",
+    ] {
+        assert_eq!(one(other).events, plain.events, "{other}");
+    }
+    let plain = one("t_us,op,addr,size,stream\n,p,16,8,0\n5,A,32,9,0\n6,F,32,9,0\n");
+    for other in [
+        "op,addr,size,t_us\np,0x10,8,\nalloc,0X20,9,5.0\nfree_requested,0x20,9,5.5\nfree_completed,0x20,,6.25\n",
+        "seq,T_US,Op,ADDR,size,stream,device\n0,,p,16,8,,3\n1,5,A,32,9,0,3\n2,6,free,32,9,0,3\n",
+    ] {
+        assert_eq!(one(other).events, plain.events, "{other}");
+    }
+    let (dir, path) = file("cards.csv", b"op,addr,size,device\nA,1,2,1\nA,1,3,0\nF,1,2,1\n");
+    let traces = read(&path, &Options::default()).unwrap();
+    let names: Vec<_> = traces.iter().map(|trace| trace.name.clone()).collect();
+    let name = |card| format!("{}:gpu{card}", dir.path().join("cards.csv").display());
+    assert_eq!(names, [name(0), name(1)]);
+    assert_eq!(traces[1].events.len(), 2);
+}
+
+/// The decoder gives what it has: the first line comes in two pieces.
+#[test]
+fn a_first_line_in_pieces_is_one() {
+    struct Pieces(Vec<u8>);
+    impl std::io::Read for Pieces {
+        fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+            let n = to.len().min(self.0.len()).min(7);
+            to[..n].copy_from_slice(&self.0[..n]);
+            self.0.drain(..n);
+            Ok(n)
+        }
+    }
+    let mut pieces = Pieces(b"id,lower,upper,size\n0,1,2,3\n".to_vec());
+    let traces = read_from(&mut pieces, std::path::Path::new("x"), &Options::default()).unwrap();
+    assert_eq!(traces[0].events.len(), 2);
+}
+
 #[test]
 fn columns_may_stand_in_any_order_and_others_between_them() {
     let trace = one("size, upper,hint,lower,id\n3,4,,0,x\n");
@@ -96,14 +141,14 @@ fn columns_may_stand_in_any_order_and_others_between_them() {
 
 #[test]
 fn what_is_wrong_is_said_with_its_line() {
-    let cases: [(&str, &str); 9] = [
+    let cases: [(&str, &str); 14] = [
         (
             "t_us,op,addr,size,stream\n1,A,0,5,0\n2,X,0,5,0\n",
             "line 3: op is `X`, expected one of s, p, A, F, S, T, O",
         ),
         (
             "t_us,op,addr,size,stream\n1,A,0,-5,0\n",
-            "line 2: size is `-5`, expected a number that is not negative",
+            "line 2: size is `-5`, expected a whole number from 0 to 2^64 - 1",
         ),
         (
             "t_us,op,addr,size,stream\nsoon,A,0,5,0\n",
@@ -114,8 +159,8 @@ fn what_is_wrong_is_said_with_its_line() {
             "line 3: op is `p`, expected no block of the start after the first event",
         ),
         (
-            "id,lower,upper,size\n0,3,3,1\n",
-            "line 2: upper is `3`, expected more than lower, which is 3",
+            "id,lower,upper,size\n0,4,3,1\n",
+            "line 2: upper is `3`, expected at least lower, which is 4",
         ),
         ("id,lower,upper,size\n\n0,3\n", "line 3: 2 columns, expected 4"),
         (
@@ -125,6 +170,26 @@ fn what_is_wrong_is_said_with_its_line() {
         (
             "t_us,op,addr,size,stream\n1,A,0,4611686018427387904,0\n1,A,1,1,0\n",
             "line 3: size is `1`, expected less: more than 2^62 bytes would be live at once",
+        ),
+        (
+            "id,lower,upper,size\n0,1,2,3,4\n",
+            "line 2: 5 columns, expected 4",
+        ),
+        (
+            "id,lower,upper,size\n\"0,1,2,3\n",
+            "line 2: a quote that is not closed",
+        ),
+        (
+            "op,addr,size\nA,0x-1,2\n",
+            "line 2: addr is `0x-1`, expected a whole number from 0 to 2^64 - 1",
+        ),
+        (
+            "op,addr,size\nA,1,18446744073709551616\n",
+            "line 2: size is `18446744073709551616`, expected a whole number from 0 to 2^64 - 1",
+        ),
+        (
+            "PK\u{3}\u{4}",
+            "it is packed with zip, or written by torch.save: unpack it first",
         ),
         ("", "it is empty; expected a PyTorch snapshot"),
     ];

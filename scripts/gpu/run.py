@@ -22,6 +22,7 @@ import frameworks
 import kit
 import jobs
 import mps
+import pool
 import several
 import sharing
 import startup
@@ -44,6 +45,7 @@ SECTIONS = {
     "share": (sharing.share, 80, 200),
     "suites": (suites.suites, 150, 480),
     "throughput": (throughput.throughput, 150, 480),
+    "pool": (pool.pool, 150, 420),
     "start": (startup.start_section, 130, 260),
     "conformance": (conformance.conformance, 150, 400),
 }

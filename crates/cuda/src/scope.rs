@@ -21,6 +21,20 @@ impl<'a> Scope<'a> {
     /// # Errors
     /// [`DeviceError`] if the driver refuses, for instance because the context is destroyed.
     pub fn enter(table: &'a DriverTable, context: CUcontext) -> Result<Self, DeviceError> {
+        let mut scope = Self::plainly(table, context)?;
+        let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a valid place, read and written.
+        if unsafe { table.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.is_success() {
+            scope.mode = Some(mode);
+        }
+        Ok(scope)
+    }
+
+    /// The same where nobody captures: two calls of the driver less.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    pub(crate) fn plainly(table: &'a DriverTable, context: CUcontext) -> Result<Self, DeviceError> {
         let mut current = CUcontext::NULL;
         // SAFETY: a valid place for the answer.
         check("cuCtxGetCurrent", unsafe {
@@ -31,18 +45,12 @@ impl<'a> Scope<'a> {
             // SAFETY: no pointers. The driver checks the handle.
             check("cuCtxPushCurrent", unsafe { table.cuCtxPushCurrent_v2(context) })?;
         }
-        let mut scope = Self {
+        Ok(Self {
             table,
             pushed,
             mode: None,
             _thread: core::marker::PhantomData,
-        };
-        let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: a valid place, read and written.
-        if unsafe { table.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.is_success() {
-            scope.mode = Some(mode);
-        }
-        Ok(scope)
+        })
     }
 }
 

@@ -73,7 +73,10 @@ pub(crate) fn own(core: &Core, device: &Arc<Device>, size: u64, owner: u64) -> R
         return Err(AllocError::Size(Bytes(size)));
     }
     // A size that cannot even be rounded up is too much, not a bad parameter: the driver says out of memory.
-    if device.lock().pool.rounded(size).is_none() {
+    if size
+        .checked_next_multiple_of(device.memory.granularity())
+        .is_none()
+    {
         return Err(AllocError::NeverFits(Bytes(size)));
     }
     allocate(core, device, What::Own { size, owner })

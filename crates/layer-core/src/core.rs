@@ -164,6 +164,12 @@ impl Core {
             .cloned()
     }
 
+    /// The first answer of an attached device. No device is locked outside `look`, which does not call into the engine.
+    pub(crate) fn find_device<T>(&self, look: impl FnMut(&Device) -> Option<T>) -> Option<T> {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.iter().flatten().map(|device| &**device).find_map(look)
+    }
+
     /// Whether any device's ranges have an address in `[ptr, ptr + size)`.
     pub(crate) fn overlaps(&self, ptr: u64, size: u64) -> bool {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);

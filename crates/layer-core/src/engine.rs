@@ -390,6 +390,18 @@ impl Engine {
         free_on(&self.core, &device, ptr)
     }
 
+    /// Frees what [`Self::lookup`] has found, and which is of no pool. The caller has waited as for [`Self::free`].
+    ///
+    /// # Errors
+    /// As [`Self::free`], also if somebody else has freed it meanwhile.
+    pub fn free_of(&self, allocation: &Allocation) -> Result<(), FreeError> {
+        if self.core.is_child() {
+            return Err(FreeError::Bypass);
+        }
+        let device = self.core.device(allocation.device).ok_or(FreeError::Bypass)?;
+        free_on(&self.core, &device, allocation.base)
+    }
+
     /// Frees all allocations of an owner (a context that is destroyed). Returns how many there were.
     pub fn free_owner(&self, device: usize, owner: u64) -> usize {
         if self.core.is_child() {
@@ -419,16 +431,14 @@ impl Engine {
         if let Some(streamed) = self.core.streamed.lookup(ptr) {
             return Some(streamed);
         }
-        let device = self.core.device_of(ptr)?;
-        let live = device
-            .lock()
-            .pool
-            .lookup(ptr)
-            .filter(|live| live.tag.owner != streamed::OWNER)?;
-        Some(Allocation {
+        let (device, live) = self.core.find_device(|device| {
+            let live = device.lock().pool.lookup(ptr)?;
+            Some((device.index, live))
+        })?;
+        (live.tag.owner != streamed::OWNER).then_some(Allocation {
             base: live.base,
             size: live.size,
-            device: device.index,
+            device,
             owner: live.tag.owner,
             id: live.tag.id,
             pool: 0,
@@ -772,7 +782,7 @@ pub(crate) fn free_on(core: &Core, device: &Device, ptr: u64) -> Result<(), Free
         state = device.wait(state);
         freed = state.pool.free_span(span);
     }
-    let evicted_any = state.closed;
+    let awaited = state.closed || !state.asks.is_empty();
     let outdated = state.pool.take_outdated();
     drop(state);
     core.arena.give_up(outdated);
@@ -780,7 +790,7 @@ pub(crate) fn free_on(core: &Core, device: &Device, ptr: u64) -> Result<(), Free
         core.arena.give_back(&pieces);
         device.take_apart(core, &apart);
     }
-    if evicted_any || !device.lock().asks.is_empty() {
+    if awaited {
         // An allocation may wait for just this, and the owner opens the gate when nothing is evicted any more.
         device.wake();
     }

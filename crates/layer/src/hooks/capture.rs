@@ -34,6 +34,8 @@ struct State {
     streams: Vec<Capture>,
     /// Threads that wait for the GPU at this moment and must not meet a capture.
     waiting: u32,
+    /// Captures that want to begin and wait for those: nobody else is to be woken, which is a call of the kernel.
+    beginning: u32,
     /// Frees for the end of the last capture.
     put_off: Vec<u64>,
 }
@@ -41,6 +43,7 @@ struct State {
 static STATE: Mutex<State> = Mutex::new(State {
     streams: Vec::new(),
     waiting: 0,
+    beginning: 0,
     put_off: Vec::new(),
 });
 static CHANGED: Condvar = Condvar::new();
@@ -65,6 +68,7 @@ pub(crate) fn forget_in_child() {
         ACTIVE.store(0, Ordering::Release);
         state.put_off.clear();
         state.waiting = 0;
+        state.beginning = 0;
     }
 }
 
@@ -95,8 +99,13 @@ pub(crate) fn without_captures<T>(what: impl FnOnce() -> T) -> Option<T> {
         state.waiting += 1;
     }
     let result = what();
-    state().waiting -= 1;
-    CHANGED.notify_all();
+    let mut state = state();
+    state.waiting -= 1;
+    let awaited = state.waiting == 0 && state.beginning > 0;
+    drop(state);
+    if awaited {
+        CHANGED.notify_all();
+    }
     Some(result)
 }
 
@@ -114,9 +123,11 @@ fn key(stream: CUstream, per_thread: bool) -> Key {
 /// Before a capture begins.
 fn begins(running: &Running, key: Key) {
     let mut state = state();
+    state.beginning += 1;
     while state.waiting > 0 {
         state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
+    state.beginning -= 1;
     state.streams.push(Capture {
         key,
         makes: CUgraph::NULL,

@@ -115,21 +115,19 @@ pub(crate) unsafe extern "C-unwind" fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresu
 
 /// Frees memory of ours; `None` if it is not.
 fn free_ours(running: &Running, ptr: u64) -> Option<CUresult> {
-    if ptr == 0 || !running.engine.contains(ptr) {
+    if ptr == 0 {
         return None;
     }
     if let Some(freed) = pools::free_plainly(running, ptr) {
         return Some(freed);
     }
-    let Some(allocation) = running
-        .lookup(ptr)
-        .filter(|allocation| allocation.base == ptr && !is_pending(ptr))
-    else {
+    let found = running.engine.lookup(ptr);
+    if found.is_none() && !running.engine.contains(ptr) {
+        return None;
+    }
+    let Some(allocation) = found.filter(|allocation| allocation.base == ptr && !is_pending(ptr)) else {
         return Some(CUresult::ERROR_INVALID_VALUE);
     };
-    if capture::put_off(ptr, || set_pending(ptr)) {
-        return Some(CUresult::SUCCESS);
-    }
     let waited = capture::without_captures(|| {
         running.quiesce(allocation.device)?;
         forbidden::free_pieces();
@@ -139,11 +137,12 @@ fn free_ours(running: &Running, ptr: u64) -> Option<CUresult> {
         Some(Ok(())) => {}
         // An error of earlier work, which the driver's own free would report as well. The context is lost then.
         Some(Err(error)) => return bridge::device_code(error),
-        // A capture began just now.
+        None if capture::put_off(ptr, || set_pending(ptr)) => return Some(CUresult::SUCCESS),
+        // The capture has just ended.
         None => return free_ours(running, ptr),
     }
     share::sync::freed(&allocation);
-    match running.engine.free(ptr) {
+    match running.engine.free_of(&allocation) {
         Ok(()) => Some(CUresult::SUCCESS),
         Err(error) => bridge::free_code(error),
     }

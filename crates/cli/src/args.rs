@@ -504,19 +504,64 @@ pub(crate) enum Scenario {
     Shockwave,
 }
 
+/// A built-in scenario, or a file.
+#[derive(Clone, Debug)]
+pub(crate) enum WhichScenario {
+    /// Built in.
+    Named(Scenario),
+    /// A scenario file.
+    File(PathBuf),
+}
+
+fn parse_scenario(text: &str) -> Result<WhichScenario, String> {
+    if let Ok(named) = Scenario::from_str(text, false) {
+        return Ok(WhichScenario::Named(named));
+    }
+    if text.contains(['.', '/']) {
+        return Ok(WhichScenario::File(text.into()));
+    }
+    let names: Vec<String> = Scenario::value_variants()
+        .iter()
+        .filter_map(|v| Some(v.to_possible_value()?.get_name().to_owned()))
+        .collect();
+    Err(format!(
+        "no such scenario; there are {}, and files (`./x.toml`)",
+        names.join(", ")
+    ))
+}
+
+impl SimulateArgs {
+    /// The seed of built-in scenarios.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed.unwrap_or(1)
+    }
+
+    /// The seed, if one was named.
+    pub(crate) fn seed_given(&self) -> Option<u64> {
+        self.seed
+    }
+}
+
 /// `ebb simulate`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
+  ebb simulate --scenario mixed --seeds 20         jobs on a busy cluster, beside five other ways of sharing cards
+  ebb simulate --scenario my.toml --png my.png     a scenario of your own (docs/scenarios.md)
+  ebb simulate --trace /data/my-trace              whatever recording that is
   ebb simulate --scenario gentd26 --data traces    cards at the peak, card-hours and waits, against static allocation
   ebb simulate --scenario lora --html lora.html    the whole curve as a picture
   ebb simulate --log ~/.local/state/ebb/events.jsonl   does the arbiter do again what it did?")]
 pub(crate) struct SimulateArgs {
-    /// What to simulate
-    #[arg(long, value_enum, value_name = "NAME", required_unless_present = "log")]
-    pub scenario: Option<Scenario>,
+    /// What to simulate: gentd26, lora, mixed, drf, shockwave, or a scenario file
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_scenario, value_hint = ValueHint::FilePath)]
+    #[arg(required_unless_present_any = ["log", "trace"])]
+    pub scenario: Option<WhichScenario>,
+    /// A folder with a recorded trace, or a daemon's event log: what it is, is told by what is in it
+    #[arg(long, value_name = "DIR|FILE", value_hint = ValueHint::AnyPath, conflicts_with = "scenario")]
+    pub trace: Option<PathBuf>,
     /// A daemon's event log, replayed to the same actions
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "scenario")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["scenario", "trace"])]
     pub log: Option<PathBuf>,
     /// The folder of the recorded traces
     #[arg(
@@ -534,15 +579,18 @@ pub(crate) struct SimulateArgs {
     /// Cards [default: as many as the jobs' use would fill while they arrive]
     #[arg(long, value_name = "N")]
     pub cards: Option<usize>,
-    /// Seed of all that is random
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
+    /// Seed of all that is random [default: 1, or what a scenario file says]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// So many seeds, from --seed on: the ratios of each, and the worst
     #[arg(long, value_name = "N", conflicts_with = "html")]
     pub seeds: Option<u64>,
     /// Write a page with pictures
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub html: Option<PathBuf>,
+    /// Write the pictures as one image
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "seeds")]
+    pub png: Option<PathBuf>,
     /// JSON
     #[arg(long)]
     pub json: bool,

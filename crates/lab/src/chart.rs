@@ -2,12 +2,14 @@
 
 use std::fmt::Write;
 
+use crate::picture::Picture;
+
 /// Pictures' size.
 const WIDTH: f64 = 960.0;
-const HEIGHT: f64 = 420.0;
+pub(crate) const HEIGHT: f64 = 420.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 24.0;
-const TOP: f64 = 64.0;
+const TOP: f64 = 74.0;
 const BOTTOM: f64 = 52.0;
 /// Told apart also by those who see few colours.
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
@@ -133,7 +135,7 @@ impl Scale {
 }
 
 /// A number as short as it can be told.
-fn label(v: f64) -> String {
+pub(crate) fn label(v: f64) -> String {
     if v == 0.0 {
         return "0".into();
     }
@@ -170,10 +172,10 @@ impl Chart {
         let x = Scale::new(&self.x, points().map(|p| p.0), false, LEFT, WIDTH - RIGHT);
         let y = Scale::new(&self.y, points().map(|p| p.1), true, HEIGHT - BOTTOM, TOP);
         let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\" \
              font-family=\"system-ui, sans-serif\" font-size=\"13\">\
              <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>\
-             <text x=\"{LEFT}\" y=\"24\" font-size=\"17\" font-weight=\"600\" fill=\"#222\">{}</text>",
+             <text x=\"24\" y=\"28\" font-size=\"18\" font-weight=\"600\" fill=\"#222\">{}</text>",
             escaped(&self.title)
         );
         self.grid(&x, &y, &mut out);
@@ -222,11 +224,11 @@ impl Chart {
     }
 
     fn legend(&self, out: &mut String) {
-        let mut at = LEFT;
+        let mut at = 24.0;
         for (n, series) in self.series.iter().enumerate() {
             let _ = write!(
                 out,
-                "<rect x=\"{at:.1}\" y=\"39\" width=\"14\" height=\"5\" rx=\"2\" fill=\"{}\"/><text x=\"{:.1}\" y=\"46\" fill=\"#222\">{}</text>",
+                "<rect x=\"{at:.1}\" y=\"44\" width=\"14\" height=\"5\" rx=\"2\" fill=\"{}\"/><text x=\"{:.1}\" y=\"51\" fill=\"#222\">{}</text>",
                 COLOURS[n % COLOURS.len()],
                 at + 19.0,
                 escaped(&series.name)
@@ -275,7 +277,7 @@ fn draw(series: &Series, colour: &str, x: &Scale, y: &Scale, out: &mut String) {
 
 /// A page with a title, a few lines and pictures. It needs no other file.
 #[must_use]
-pub fn page(title: &str, lines: &[String], charts: &[Chart]) -> String {
+pub fn page(title: &str, lines: &[String], pictures: &[Picture]) -> String {
     let mut out = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{0}</title>\
          <meta name=\"viewport\" content=\"width=device-width\">\
@@ -286,8 +288,8 @@ pub fn page(title: &str, lines: &[String], charts: &[Chart]) -> String {
     for line in lines {
         let _ = write!(out, "<p>{}</p>", escaped(line));
     }
-    for chart in charts {
-        out.push_str(&chart.svg());
+    for picture in pictures {
+        out.push_str(&picture.svg());
     }
     out.push_str("</html>\n");
     out
@@ -327,7 +329,7 @@ mod tests {
     fn no_points_are_no_trouble() {
         let mut empty = chart(true);
         empty.series[0].points.clear();
-        let page = page("t", &["l".into()], &[empty]);
+        let page = page("t", &["l".into()], &[Picture::Chart(empty)]);
         assert!(page.contains("<svg") && !page.contains("NaN") && !page.contains("inf"));
     }
 

@@ -10,12 +10,15 @@ pub mod cluster;
 #[cfg(test)]
 mod data;
 pub mod drf;
+pub mod file;
 pub mod finish;
 pub mod keep;
 pub mod mixed;
+pub mod picture;
 mod place;
 pub mod pool;
 pub mod read;
 pub mod serving;
 pub mod sim;
 pub mod stats;
+pub mod traces;

@@ -45,6 +45,11 @@ impl<T: PartialEq> Agenda<T> {
         self.heap.push(Reverse(Entry { at, order, what }));
     }
 
+    /// When the next thing happens.
+    pub(super) fn peek(&self) -> Option<f64> {
+        self.heap.peek().map(|Reverse(e)| e.at)
+    }
+
     pub(super) fn next(&mut self) -> Option<(f64, T)> {
         self.heap.pop().map(|Reverse(e)| (e.at, e.what))
     }

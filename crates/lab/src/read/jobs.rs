@@ -15,12 +15,13 @@ pub struct Training {
     pub duty: f64,
 }
 
-/// The measured training configurations.
+/// The measured training configurations: in their folder inside a folder of many, or in the folder itself.
 ///
 /// # Errors
 /// The table is not there, or a line of it is wrong.
 pub fn trainings(data: &Path) -> Result<Vec<Training>, TableError> {
-    let path = find(&data.join("lucid-profiles"), "single_data")?;
+    let inner = data.join("lucid-profiles");
+    let path = find(if inner.is_dir() { &inner } else { data }, "single_data")?;
     let mut table = Table::open(&path, ["gpu_util", "gmem"])?;
     let mut out = Vec::new();
     while let Some(training) = table.next_as(|[util, mib]| {

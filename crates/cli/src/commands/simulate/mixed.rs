@@ -57,7 +57,11 @@ pub(super) fn mixed(args: &SimulateArgs) -> Result<Shown> {
     if let Some(count) = args.seeds {
         return seeds(args, &drawn, count);
     }
-    let (jobs, setting) = drawn.cluster(args, args.seed)?;
+    let (jobs, setting) = drawn.cluster(args, args.seed())?;
+    let setting = Setting {
+        timeline: args.html.is_some() || args.png.is_some(),
+        ..setting
+    };
     let all: Vec<(Policy, Outcome)> = Policy::ALL
         .into_iter()
         .map(|policy| (policy, cluster::run(&jobs, &setting, policy)))
@@ -80,7 +84,11 @@ pub(super) fn mixed(args: &SimulateArgs) -> Result<Shown> {
             "cards": setting.cards,
             "policies": policies::json(&jobs, &all),
         }),
-        charts: Vec::new(),
+        charts: if setting.timeline {
+            super::file::charts(&jobs, &setting, &all)
+        } else {
+            Vec::new()
+        },
     })
 }
 
@@ -97,7 +105,7 @@ fn seeds(args: &SimulateArgs, drawn: &Drawn, count: u64) -> Result<Shown> {
     let mut rows = Vec::new();
     let (mut least, mut most): (f64, f64) = (f64::INFINITY, 0.0);
     let mut number = 0;
-    for seed in args.seed..args.seed.saturating_add(count.max(1)) {
+    for seed in args.seed()..args.seed().saturating_add(count.max(1)) {
         let (jobs, setting) = drawn.cluster(args, seed)?;
         let [theirs, ours] = mixed::both(&jobs, &setting);
         let (utilisation, makespan) = mixed::ratios(&ours, &theirs);

@@ -1,17 +1,21 @@
 //! `ebb simulate`: what ebb is worth on recorded traces, with the daemon's own arbiter in simulated time.
 
+mod file;
 mod mixed;
 mod papers;
+mod png;
 mod policies;
 mod scenarios;
+mod trace;
 
 use std::io::Write;
 use std::path::Path;
 
-use ebb_lab::chart::{self, Chart};
+use ebb_lab::chart;
+use ebb_lab::picture::Picture;
 use serde_json::Value;
 
-use crate::args::{Scenario, SimulateArgs};
+use crate::args::{Scenario, SimulateArgs, WhichScenario};
 use crate::error::{CliError, Result};
 use crate::table::Table;
 
@@ -22,7 +26,7 @@ pub(crate) struct Shown {
     lines: Vec<String>,
     table: Table,
     json: Value,
-    charts: Vec<Chart>,
+    charts: Vec<Picture>,
 }
 
 /// `ebb simulate`.
@@ -30,22 +34,43 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<()> {
     if let Some(log) = &args.log {
         return replay(log, args.json);
     }
-    let shown = match args.scenario {
-        Some(Scenario::Gentd26) => scenarios::gentd26(args)?,
-        Some(Scenario::Mixed) => mixed::mixed(args)?,
-        Some(Scenario::Lora) => scenarios::lora(args)?,
-        Some(Scenario::Drf) => papers::drf(args),
-        Some(Scenario::Shockwave) => papers::shockwave(args)?,
+    if let Some(path) = &args.trace {
+        return match trace::trace(path, args)? {
+            trace::Found::Shown(shown) => show(&shown, args),
+            trace::Found::Log(log) => replay(&log, args.json),
+        };
+    }
+    let shown = match &args.scenario {
+        Some(WhichScenario::Named(Scenario::Gentd26)) => scenarios::gentd26(args)?,
+        Some(WhichScenario::Named(Scenario::Mixed)) => mixed::mixed(args)?,
+        Some(WhichScenario::Named(Scenario::Lora)) => scenarios::lora(args)?,
+        Some(WhichScenario::Named(Scenario::Drf)) => papers::drf(args),
+        Some(WhichScenario::Named(Scenario::Shockwave)) => papers::shockwave(args)?,
+        Some(WhichScenario::File(path)) => file::scenario(path, args)?,
         None => {
             return Err(CliError::usage(
                 "nothing to simulate",
-                "say --scenario gentd26, mixed or lora, or --log FILE",
+                "say --scenario NAME or FILE, --trace DIR, or --log FILE",
             ));
         }
     };
+    show(&shown, args)
+}
+
+/// Shows a result in the forms that were asked for.
+fn show(shown: &Shown, args: &SimulateArgs) -> Result<()> {
     if let Some(path) = &args.html {
         let page = chart::page(&shown.title, &shown.lines, &shown.charts);
         std::fs::write(path, page).map_err(|e| cannot_write(path, &e))?;
+    }
+    if let Some(path) = &args.png {
+        if shown.charts.is_empty() {
+            return Err(CliError::usage(
+                "this scenario has no pictures",
+                "leave --png out; the table has all figures",
+            ));
+        }
+        png::write(path, &shown.title, &shown.lines, &shown.charts)?;
     }
     if args.json {
         let mut out = std::io::stdout();

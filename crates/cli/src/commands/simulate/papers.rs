@@ -16,7 +16,7 @@ const INSTANCES: u64 = 10_000;
 /// Ghodsi et al., NSDI 2011.
 pub(super) fn drf(args: &SimulateArgs) -> Shown {
     let example = drf::example();
-    let broken = drf::check(args.seed, INSTANCES);
+    let broken = drf::check(args.seed(), INSTANCES);
     let mut table = Table::new(&[
         ("", Align::Left),
         ("PRINTED", Align::Right),
@@ -50,7 +50,7 @@ pub(super) fn drf(args: &SimulateArgs) -> Shown {
             "the paper's example: 9 processors and 18 GB; a task of A needs 1 and 4, one of B 3 and 1".into(),
             format!(
                 "the four properties on {INSTANCES} random instances, seed {}",
-                args.seed
+                args.seed()
             ),
         ],
         table,

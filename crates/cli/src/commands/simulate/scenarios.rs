@@ -2,6 +2,7 @@
 
 use ebb_lab::chart::{Axis, Chart, Mark, Series};
 use ebb_lab::keep::{self, Kind};
+use ebb_lab::picture::Picture;
 use ebb_lab::read::gentd;
 use ebb_lab::read::table::TableError;
 use ebb_lab::serving::{self, Setting};
@@ -36,7 +37,7 @@ pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
     let recording = gentd::recording(&args.data).map_err(|e| unreadable(&e))?;
     let setting = Setting {
         card: args.card,
-        seed: args.seed,
+        seed: args.seed(),
         ..Setting::default()
     };
     let out = serving::serve(&recording, &setting)
@@ -146,7 +147,7 @@ pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
             "p99_added_wait_s": four(out.wait(0.99)),
             "oracle_peak_vs_static": four(out.oracle_peak_vs_static()),
         }),
-        charts: vec![memory, waits],
+        charts: vec![Picture::Chart(memory), Picture::Chart(waits)],
     })
 }
 
@@ -208,6 +209,6 @@ pub(super) fn lora(args: &SimulateArgs) -> Result<Shown> {
                 })
             })
             .collect(),
-        charts: vec![chart],
+        charts: vec![Picture::Chart(chart)],
     })
 }

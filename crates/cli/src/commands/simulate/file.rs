@@ -118,7 +118,7 @@ pub(super) fn charts(jobs: &[Job], setting: &cluster::Setting, all: &[(Policy, O
         out.push(bars(
             "From the first arrival to the last end",
             |o| o.makespan,
-            |v| span(v),
+            span,
         ));
         out.push(bars(
             "Bytes in use by busy tasks, of the cards' bytes",

@@ -29,6 +29,8 @@ pub struct Options {
     pub link: u64,
     /// The host arena's budget.
     pub arena: Bytes,
+    /// Pin a ring of it and no more.
+    pub ring: bool,
     /// More lines of `ebb.toml`.
     pub config: String,
 }
@@ -44,6 +46,7 @@ impl Default for Options {
             context: Bytes::mib(4),
             link: 0,
             arena: Bytes::mib(1024),
+            ring: false,
             config: String::new(),
         }
     }
@@ -111,10 +114,11 @@ impl Stage {
 
     fn config_text(&self) -> String {
         format!(
-            "state_dir = {:?}\n{}\n[arena]\nbudget = {:?}\nsegment = \"8Mi\"\n",
+            "state_dir = {:?}\n{}\n[arena]\nbudget = {:?}\nsegment = \"8Mi\"\npinned = {:?}\n",
             self.folder.path().join("state"),
             self.options.config,
             self.options.arena.to_quantity(),
+            if self.options.ring { "ring" } else { "all" },
         )
     }
 

@@ -1,6 +1,7 @@
 //! What has not changed since it came back leaves without a copy.
 
-use ebb_tests::{Options, Stage};
+use ebb_protocol::control::Request;
+use ebb_tests::{Options, Stage, ledger_of};
 use ebb_units::Bytes;
 
 const SIZE: Bytes = Bytes::mib(128);
@@ -30,5 +31,99 @@ fn unchanged_memory_is_released_without_a_copy() {
     assert!(moved(&stage) >= first + SIZE, "what has changed is copied");
     assert_eq!(program.wrong("a", 2), 0);
     assert!(program.finish().success());
+    stage.wait_until_empty();
+}
+
+/// The card's memory, a program that is killed at a step of a release without copies, and one that must not notice.
+#[test]
+fn a_program_killed_at_any_step_of_a_release_without_copies_harms_nobody() {
+    let stage = Stage::new(Options::default());
+    let mut other = stage.run(&["--name", "other"]);
+    other.hold("m", Bytes::mib(32), 9);
+    stage.release("other");
+    assert_eq!(other.wrong("m", 9), 0);
+    let before = ledger_of(&stage.snapshot());
+    for call in [
+        "cuLaunchKernel",
+        "cuStreamSynchronize",
+        "cuMemUnmap",
+        "cuMemRelease",
+        "cuMemcpyHtoDAsync_v2",
+    ] {
+        for n in [1, 2, 3, 4, 6] {
+            let fault = format!("{call}:{n}:kill");
+            let mut victim = stage.run_with_env(&["--name", "victim"], &[("EBB_SIM_FAULT", &fault)]);
+            for line in [format!("alloc a {}", 24 << 20), "fill a 1".into()] {
+                victim.send(&line);
+                let _ = victim.poll(ebb_tests::PATIENCE);
+            }
+            // Out with a copy, back, and out again without one.
+            for _ in 0..2 {
+                let task = || "victim".to_string();
+                let _ = stage.ask(&Request::Pause {
+                    task: task(),
+                    wait_ms: Some(5_000),
+                });
+                let _ = stage.ask(&Request::Resume { task: task() });
+                victim.send("check a 1");
+                let _ = victim.poll(ebb_tests::PATIENCE);
+            }
+            victim.kill();
+            ebb_tests::eventually("what it held is free", || {
+                let now = ledger_of(&stage.snapshot());
+                if now <= before {
+                    Ok(())
+                } else {
+                    Err(format!("{fault}: {now} of {before}"))
+                }
+            });
+            stage.release("other");
+            assert_eq!(other.wrong("m", 9), 0, "{fault}");
+        }
+    }
+}
+
+/// Every call of such a release fails at some use: what was not dropped is copied or stays, and is whole.
+#[test]
+fn any_failing_call_of_a_release_without_copies_loses_nothing() {
+    let stage = Stage::new(Options::default());
+    for call in [
+        "cuLaunchKernel",
+        "cuStreamSynchronize",
+        "cuModuleLoadData",
+        "cuMemUnmap",
+        "cuMemRelease",
+        "cuMemcpyDtoHAsync_v2",
+    ] {
+        for n in 1..=5 {
+            let fault = format!("{call}:{n}:999");
+            let mut program = stage.run_with_env(&["--name", "f"], &[("EBB_SIM_FAULT", &fault)]);
+            let said = [format!("alloc a {}", 24 << 20), "fill a 1".into()].map(|line| program.say(&line));
+            if said.iter().any(|reply| matches!(reply, ebb_tests::Reply::Err(_))) {
+                // The program's own call was the one.
+                continue;
+            }
+            for round in 0..3 {
+                let _ = stage.ask(&Request::Pause {
+                    task: "f".into(),
+                    wait_ms: Some(5_000),
+                });
+                let _ = stage.ask(&Request::Resume { task: "f".into() });
+                let mut tries = 0;
+                loop {
+                    match program.say("check a 1") {
+                        ebb_tests::Reply::Ok(wrong) => {
+                            assert_eq!(wrong, "0", "{fault}, round {round}");
+                            break;
+                        }
+                        // A call of the program's own that was told to fail; the next one goes through.
+                        ebb_tests::Reply::Err(code) => assert!(tries < 4, "{fault}: {code}"),
+                    }
+                    tries += 1;
+                }
+            }
+            drop(program);
+        }
+    }
     stage.wait_until_empty();
 }

@@ -475,6 +475,9 @@ pub(crate) struct BenchArgs {
     /// Release and restore for sizes from 1 GiB (16 MiB simulated) up to --bytes, doubling, and for 1, 2, 4, ... programs at once
     #[arg(long, conflicts_with = "what")]
     pub curve: bool,
+    /// `--curve`: begin nothing more after so many seconds, and say what was left out
+    #[arg(long, value_name = "SECONDS", requires = "curve")]
+    pub within: Option<u64>,
     /// How often each is measured
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,

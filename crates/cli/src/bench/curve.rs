@@ -1,6 +1,6 @@
 //! Whether the cost of a byte stays the same: release and restore of more and more, and of the same in more and more programs.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ebb_units::{Bytes, GRANULE};
 
@@ -21,8 +21,9 @@ const PROGRAMS: [(usize, &str, &str); 7] = [
     (64, "release, 64 programs", "restore, 64 programs"),
 ];
 
-/// Also how many words were wrong.
-pub(super) fn curve(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, u64)> {
+/// Also how many words were wrong. After `within` nothing more is begun.
+pub(super) fn curve(stage: &mut Stage, rounds: u32, within: Option<Duration>) -> Result<(Vec<Figure>, u64)> {
+    let began = Instant::now();
     let most = stage.bytes_per_job;
     let least = if stage.is_sim() {
         Bytes::mib(16)
@@ -35,7 +36,12 @@ pub(super) fn curve(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, u64)
     let link: Link = plain.ask(&format!("link {sample} {rounds}"))?;
     plain.end(&mut stage.guard)?;
     let (mut figures, mut wrong) = (Vec::new(), 0);
-    let mut measure = |stage: &mut Stage, names, count, each| -> Result<()> {
+    let mut measure = |stage: &mut Stage, names, count: usize, each: Bytes| -> Result<()> {
+        if within.is_some_and(|within| began.elapsed() > within) {
+            unsay();
+            anstream::eprintln!("not measured, the time is over: {count} times {each}");
+            return Ok(());
+        }
         let (held, out, back, lost) = all_of(stage, count, each, rounds)?;
         let rates = |seconds: &[f64]| seconds.iter().map(|s| sample as f64 / s).collect();
         let (release, restore) = names;

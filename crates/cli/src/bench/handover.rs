@@ -27,11 +27,17 @@ pub(super) fn handover(stage: &mut Stage, rounds: u32) -> Result<(Figure, u64)> 
     say("measuring the link");
     let mut plain = Server::start(stage.server(None)?, &mut stage.guard)?;
     let link: Link = plain.ask(&format!("link {sample} {rounds}"))?;
-    // Half as much again as one needs stays free: contexts, and what is under way.
-    let ballast = stage
-        .card
-        .free
-        .saturating_sub(Bytes(bytes.0 / 2 * 3))
+    // What one needs stays free, and room for three contexts and for what is under way. What were free besides would come in without anything going out,
+    // and that is no handover.
+    let context = stage.card.total.saturating_sub(stage.card.free);
+    let snapshot = stage.snapshot()?;
+    let capacity = stage
+        .card_in(&snapshot)
+        .map_or(stage.card.free, |card| card.capacity);
+    let besides = context + context + context + Bytes(bytes.0 / 32) + Bytes::mib(24);
+    let ballast = capacity
+        .min(stage.card.free)
+        .saturating_sub(bytes + besides)
         .round_down(GRANULE);
     if !ballast.is_zero() {
         let _: Held = plain.ask(&format!("hold {}", ballast.0))?;

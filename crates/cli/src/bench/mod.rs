@@ -80,7 +80,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         mismatches: 0,
     };
     if args.curve {
-        let (figures, wrong) = curve::curve(&mut stage, args.rounds)?;
+        let (figures, wrong) = curve::curve(&mut stage, args.rounds, args.within.map(Duration::from_secs))?;
         report.mismatches += wrong;
         report.figures.extend(figures);
     }

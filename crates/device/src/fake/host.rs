@@ -51,6 +51,13 @@ impl FakeHost {
         HostAddr(at)
     }
 
+    /// Drops all segments: for the end of a test whose engine keeps this for ever.
+    pub fn clear(&self) {
+        let mut host = self.lock();
+        host.live.clear();
+        host.files.clear();
+    }
+
     /// Segments mapped at present.
     #[must_use]
     pub fn segments(&self) -> usize {

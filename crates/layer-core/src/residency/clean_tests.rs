@@ -208,6 +208,36 @@ fn a_recall_takes_what_is_kept_at_once() {
     rig.assert_gone_after_detach();
 }
 
+/// What is back on the card holds host memory only as long as nobody else wants it, and none at all if so configured.
+#[test]
+fn bug_104_no_host_copy_of_what_is_back_holds_memory_that_another_needs() {
+    for keep in [0, u64::MAX] {
+        let daemon = Daemon::start(Script::default());
+        let rig = rig(&daemon, keep);
+        let at = rig.alloc(64 * G);
+        rig.fill(at, 64 * G, 1);
+        assert!(done(daemon.reclaim(u64::MAX)));
+        assert!(rig.holds(at, 64 * G, 1));
+        daemon.wait_restored(1);
+        assert_eq!(
+            sums(&rig),
+            (0, if keep == 0 { 0 } else { 64 * G }),
+            "used, and kept"
+        );
+        // Somebody else needs it: all of it goes back, at once and without the program.
+        let given = daemon.arena_given();
+        daemon.send(ToLayer::ArenaRecall { bytes: Bytes(given) });
+        daemon.wait_arena(0);
+        assert_eq!(
+            (sums(&rig), rig.host.segments(), rig.fake.registered()),
+            ((0, 0), 0, 0)
+        );
+        assert!(rig.holds(at, 64 * G, 1));
+        rig.engine.free(at).unwrap();
+        rig.assert_gone_after_detach();
+    }
+}
+
 #[test]
 fn kept_copies_give_way_to_what_leaves() {
     // Room for one of two.

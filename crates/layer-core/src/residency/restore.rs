@@ -24,6 +24,8 @@ const BACK_OFF_MAX: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Before asking again for what was denied.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// Between looks at a copy, while room for the next one may come. A chunk takes twenty times as long.
+const LOOK: Duration = Duration::from_micros(100);
 
 /// A chunk whose copy is under way, or that needs none.
 struct Coming {
@@ -45,6 +47,11 @@ impl Coming {
     fn is_by_ring(&self) -> bool {
         self.transfer.as_ref().is_some_and(Transfer::is_by_ring)
     }
+
+    fn is_over(&self, device: &Device) -> bool {
+        let transfer = self.transfer.as_ref();
+        transfer.is_none_or(|transfer| transfer.is_done(&*device.memory))
+    }
 }
 
 /// Which of these to wait for: the first, or one that is over before it, since what goes through the ring is slower than what goes straight.
@@ -52,10 +59,7 @@ fn first_over(device: &Device, under_way: &VecDeque<Coming>) -> usize {
     if !under_way.iter().any(Coming::is_by_ring) {
         return 0;
     }
-    let over = |coming: &Coming| {
-        let transfer = coming.transfer.as_ref();
-        transfer.is_none_or(|transfer| transfer.is_done(&*device.memory))
-    };
+    let over = |coming: &Coming| coming.is_over(device);
     let straight = || under_way.iter().position(|coming| !coming.is_by_ring());
     under_way.iter().position(over).or_else(straight).unwrap_or(0)
 }
@@ -83,6 +87,8 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
                     under_way.push_back(chunk);
                     continue;
                 }
+                // Room that comes while a chunk is copied in is used at once: whoever makes it copies out at the same time.
+                Begun::Nothing if todo.is_empty() && more_comes(core, device, &under_way, seen) => continue,
                 Begun::Nothing => {}
                 Begun::Failed => failed = true,
             }
@@ -139,7 +145,7 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
             continue;
         }
         state.phase = Phase::Waiting;
-        let denied = ask(core, &mut state);
+        let denied = ask(core, &mut state, 0);
         if core.arena.rooms.has_work(device.index) {
             // Home is not open: what lies on a card that needs its room goes to the host meanwhile.
             drop(state);
@@ -167,8 +173,34 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
     state.counters.bytes_in += copied;
 }
 
-/// Asks for the lease that is missing and not asked for yet. `true` if an earlier ask was denied: a pause is due.
-fn ask(core: &Core, state: &mut crate::device::State) -> bool {
+/// Asks for the lease that is missing while some is on its way in, and waits for it as long as the copy takes that is waited for next. `true`: there is
+/// more to begin with.
+fn more_comes(core: &Core, device: &Device, under_way: &VecDeque<Coming>, seen: u64) -> bool {
+    let Some(next) = under_way.get(first_over(device, under_way)) else {
+        return false;
+    };
+    let coming = under_way.iter().map(|coming| coming.chunk.len).sum();
+    {
+        let mut state = device.lock();
+        if ask(core, &mut state, coming) || state.restore_outstanding() == 0 {
+            return state.version != seen;
+        }
+    }
+    loop {
+        if next.is_over(device) {
+            return false;
+        }
+        let state = device.lock();
+        if state.version != seen {
+            return true;
+        }
+        drop(device.wait_for(state, LOOK));
+    }
+}
+
+/// Asks for the lease that is missing and not asked for yet; so much of what is away has it already. `true` if an earlier ask was denied: a pause is
+/// due.
+fn ask(core: &Core, state: &mut crate::device::State, coming: u64) -> bool {
     let denied: Vec<u64> = state
         .asks
         .iter()
@@ -189,6 +221,7 @@ fn ask(core: &Core, state: &mut crate::device::State) -> bool {
     let books = &state.pool.books;
     let missing = books
         .evicted
+        .saturating_sub(coming)
         .saturating_sub(books.unused())
         .saturating_sub(state.restore_outstanding());
     if missing > 0 {

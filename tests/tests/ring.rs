@@ -1,0 +1,167 @@
+//! Host memory of which a ring is pinned and no more: what leaves and comes back through it is whole, whoever dies or fails at whatever step.
+
+use ebb_protocol::control::Request;
+use ebb_tests::{Options, Program, Reply, Stage, ledger_of};
+use ebb_units::Bytes;
+
+const SIZE: Bytes = Bytes::mib(48);
+
+fn stage(link: u64) -> Stage {
+    Stage::new(Options {
+        ring: true,
+        link,
+        ..Options::default()
+    })
+}
+
+/// Off the card and back, with every byte.
+fn around(stage: &Stage, program: &mut Program, task: &str, seed: u64, what: &str) {
+    let _ = stage.ask(&Request::Pause {
+        task: task.into(),
+        wait_ms: Some(5_000),
+    });
+    let _ = stage.ask(&Request::Resume { task: task.into() });
+    assert_eq!(program.wrong("m", seed), 0, "{what}");
+}
+
+#[test]
+fn memory_leaves_and_comes_back_through_the_ring() {
+    let stage = stage(0);
+    let mut programs: Vec<Program> = (0..3).map(|i| stage.run(&["--name", &format!("p{i}")])).collect();
+    // Together more than the card: each takes the others' place.
+    for (i, program) in programs.iter_mut().enumerate() {
+        program.hold("m", Bytes::mib(120), i as u64);
+    }
+    for round in 0..3 {
+        for (i, program) in programs.iter_mut().enumerate() {
+            assert_eq!(program.wrong("m", i as u64), 0, "program {i}, round {round}");
+        }
+    }
+    for program in programs {
+        assert!(program.finish().success());
+    }
+    stage.wait_until_empty();
+}
+
+#[test]
+fn every_call_that_fails_at_the_ring_loses_nothing() {
+    let stage = stage(0);
+    for call in [
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuEventRecord",
+        "cuEventSynchronize",
+        "cuMemHostRegister_v2",
+    ] {
+        for n in [1, 2, 5, 9] {
+            let fault = format!("{call}:{n}:999");
+            let mut program = stage.run_with_env(&["--name", "f"], &[("EBB_SIM_FAULT", &fault)]);
+            if !matches!(program.say(&format!("alloc m {}", SIZE.0)), Reply::Ok(_))
+                || !matches!(program.say("fill m 3"), Reply::Ok(_))
+            {
+                // The program's own call was the one.
+                continue;
+            }
+            for _ in 0..3 {
+                let mut tries = 0;
+                let _ = stage.ask(&Request::Pause {
+                    task: "f".into(),
+                    wait_ms: Some(5_000),
+                });
+                let _ = stage.ask(&Request::Resume { task: "f".into() });
+                loop {
+                    match program.say("check m 3") {
+                        Reply::Ok(wrong) => {
+                            assert_eq!(wrong, "0", "{fault}");
+                            break;
+                        }
+                        // A call of the program's own that was told to fail; the next one goes through.
+                        Reply::Err(code) => assert!(tries < 4, "{fault}: {code}"),
+                    }
+                    tries += 1;
+                }
+            }
+            drop(program);
+        }
+    }
+    stage.wait_until_empty();
+}
+
+#[test]
+fn a_program_killed_at_any_step_of_the_ring_harms_nobody() {
+    let stage = stage(0);
+    let mut other = stage.run(&["--name", "other"]);
+    other.hold("m", SIZE, 9);
+    around(&stage, &mut other, "other", 9, "at first");
+    let before = ledger_of(&stage.snapshot());
+    for call in [
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuEventRecord",
+        "cuEventSynchronize",
+        "cuMemUnmap",
+        "cuMemCreate",
+    ] {
+        for n in [1, 4, 9] {
+            let fault = format!("{call}:{n}:kill");
+            let mut victim = stage.run_with_env(&["--name", "victim"], &[("EBB_SIM_FAULT", &fault)]);
+            victim.send(&format!("alloc m {}", SIZE.0));
+            victim.send("fill m 1");
+            let _ = (victim.poll(ebb_tests::PATIENCE), victim.poll(ebb_tests::PATIENCE));
+            for request in [
+                Request::Pause {
+                    task: "victim".into(),
+                    wait_ms: Some(5_000),
+                },
+                Request::Resume {
+                    task: "victim".into(),
+                },
+            ] {
+                // Whatever the program's fate, these must answer.
+                let _ = stage.ask(&request);
+            }
+            victim.send("check m 1");
+            let _ = victim.poll(ebb_tests::PATIENCE);
+            victim.kill();
+            ebb_tests::eventually("what it held is free", || {
+                let now = ledger_of(&stage.snapshot());
+                if now <= before {
+                    Ok(())
+                } else {
+                    Err(format!("{fault}: {now} of {before}"))
+                }
+            });
+            around(&stage, &mut other, "other", 9, &fault);
+        }
+    }
+}
+
+#[test]
+fn a_daemon_killed_amid_copies_through_the_ring_loses_no_byte() {
+    let mut stage = stage(400 << 20);
+    let mut a = stage.run(&["--name", "a"]);
+    let mut b = stage.run(&["--name", "b"]);
+    a.hold("m", Bytes::mib(150), 1);
+    b.hold("m", Bytes::mib(150), 2);
+    for round in 0..4u64 {
+        // A release and a restore are on their way; the daemon dies once some of it has moved.
+        let before = stage.snapshot().totals.out_bytes;
+        a.send("check m 1");
+        ebb_tests::eventually("something moves", || {
+            let snapshot = stage.snapshot();
+            let moving = snapshot.tasks.iter().flat_map(|task| &task.processes);
+            let busy = moving
+                .clone()
+                .any(|p| matches!(p.state.as_str(), "evicting" | "restoring"));
+            if busy || snapshot.totals.out_bytes > before {
+                Ok(())
+            } else {
+                Err(format!("{snapshot:?}"))
+            }
+        });
+        stage.kill_daemon();
+        stage.start_daemon();
+        assert_eq!(a.answer(), Reply::Ok("0".into()), "round {round}");
+        assert_eq!(b.wrong("m", 2), 0, "round {round}");
+    }
+}

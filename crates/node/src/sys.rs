@@ -171,6 +171,23 @@ impl Window {
         })
     }
 
+    /// A part of it that has its pages, for the kernel to write. Whoever hands it over sees to it that `self` lives until that has ended.
+    pub(crate) fn place(&self, at: u64, len: usize) -> Result<*mut u8, Errno> {
+        let at = usize::try_from(at)
+            .ok()
+            .filter(|at| at.checked_add(len).is_some_and(|end| end <= self.len));
+        // SAFETY: `add` needs to stay inside one object: the mapping made in `new`, inside which the part lies.
+        Ok(unsafe { self.at.cast::<u8>().add(at.ok_or(Errno::OVERFLOW)?) })
+    }
+
+    /// Looks at a part of it that has its pages and that nobody writes at this moment: the kernel has ended, and the file is nobody else's yet.
+    pub(crate) fn look<T>(&self, at: u64, len: usize, look: impl FnOnce(&[u8]) -> T) -> Result<T, Errno> {
+        let place = self.place(at, len)?;
+        // SAFETY: `from_raw_parts` needs readable memory that nobody writes while the slice lives: it lies inside the mapping made in
+        // `new`, which lives as long as `self`, and that nobody writes is the caller's contract.
+        Ok(look(unsafe { std::slice::from_raw_parts(place, len) }))
+    }
+
     /// Copies bytes to a place in it that has its pages.
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
         let at = usize::try_from(at)
@@ -178,7 +195,7 @@ impl Window {
             .filter(|at| at.checked_add(bytes.len()).is_some_and(|end| end <= self.len));
         let at = at.ok_or(Errno::OVERFLOW)?;
         // SAFETY: `copy_nonoverlapping` needs both ranges valid and apart: the target lies inside the mapping made in
-        // `new`, which lives as long as `self` and to which no reference is ever made; the source is a slice elsewhere.
+        // `new`, which lives as long as `self` and to which no reference exists outside `look`; the source is a slice elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.cast::<u8>().add(at), bytes.len()) };
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::error::{CliError, Result};
 #[command(after_help = "\
 Examples:
   ebb bench disk /var/cache
-  ebb bench disk /mnt/nvme --bytes 16Gi --threads 8 --json
+  ebb bench disk /mnt/nvme --bytes 16Gi --threads 8 --seconds 300 --json
 
 The limit is what the disk does with the same calls from the same threads, without hashing, copying and making segments.
 Files are removed at the end.")]
@@ -41,6 +41,9 @@ pub(crate) struct DiskArgs {
     /// How often
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
+    /// Ends after so many seconds, with what was measured by then
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub seconds: u32,
     /// Try to pack what is written
     #[arg(long)]
     pub compress: bool,
@@ -68,7 +71,7 @@ pub(crate) fn disk(args: &DiskArgs) -> Result<()> {
         ));
     }
     // The segments, and those that are read into.
-    let needed = args.bytes + Bytes(segment.0.saturating_mul(args.threads.into()));
+    let needed = Bytes(args.bytes.0.saturating_mul(2)) + segment;
     let left = HostMemory::read().default_budget();
     if needed > left {
         return Err(CliError::usage(
@@ -83,15 +86,18 @@ pub(crate) fn disk(args: &DiskArgs) -> Result<()> {
         threads: args.threads as usize,
         rounds: args.rounds,
         packed: args.compress,
+        within: std::time::Duration::from_secs(args.seconds.into()),
     };
-    let rates = measure_disk(&plan)
-        .map_err(|error| CliError::failed(format!("{} cannot be measured: {error}", args.dir.display())))?;
+    let rates = measure_disk(&plan, &super::say)
+        .map_err(|error| CliError::failed(format!("{} cannot be measured: {error}", args.dir.display())));
+    super::unsay();
+    let rates = rates?;
     let report = Report {
         dir: args.dir.display().to_string(),
         way: rates.way,
         direct: rates.direct,
         threads: args.threads,
-        rounds: args.rounds,
+        rounds: u32::try_from(rates.load.len()).unwrap_or(args.rounds),
         figures: figures(args.bytes, rates),
     };
     let mut out = anstream::stdout();

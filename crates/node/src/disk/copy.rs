@@ -1,6 +1,7 @@
 //! From a segment's memory to its file, and back.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ebb_disk::{BLOCK, Entry, FormError, Kind, PAGE, Table, header_len, is_zero, pack, padded};
@@ -53,6 +54,8 @@ struct Transfer {
     at: u64,
     done: usize,
     len: usize,
+    /// Straight to this place in the memory that is read into, and not to the lane's.
+    into: Option<u64>,
 }
 
 /// Transfers over all lanes.
@@ -61,6 +64,8 @@ struct Pipe<'a> {
     file: BorrowedFd<'a>,
     way: Way,
     under_way: Vec<Option<Transfer>>,
+    /// What is read into.
+    window: Option<Rc<Window>>,
 }
 
 impl<'a> Pipe<'a> {
@@ -71,6 +76,7 @@ impl<'a> Pipe<'a> {
             file,
             way,
             under_way,
+            window: None,
         }
     }
 
@@ -78,7 +84,17 @@ impl<'a> Pipe<'a> {
         self.under_way.iter().position(Option::is_none)
     }
 
-    fn begin(&mut self, lane: usize, transfer: Transfer) -> Result<(), Trouble> {
+    fn begin(&mut self, lane: usize, mut transfer: Transfer) -> Result<(), Trouble> {
+        let at = transfer.at + transfer.done as u64;
+        if let Some((window, to)) = self.window.as_ref().zip(transfer.into) {
+            let (to, len) = (to + transfer.done as u64, transfer.len - transfer.done);
+            self.under_way[lane] = Some(transfer);
+            match self.lanes.begin_into(lane, self.file, window, to, len, at) {
+                Some(result) => return result.map_err(Trouble::Lanes),
+                // By way of the lane's place from its beginning.
+                None => (transfer.into, transfer.done) = (None, 0),
+            }
+        }
         self.under_way[lane] = Some(transfer);
         let at = transfer.at + transfer.done as u64;
         self.lanes
@@ -127,6 +143,7 @@ impl<'a> Pipe<'a> {
             at,
             done: 0,
             len,
+            into: None,
         };
         self.begin(0, part)?;
         while self.next()?.is_some() {}
@@ -230,6 +247,7 @@ fn spill_blocks(
                 at,
                 done: 0,
                 len: padded(len),
+                into: None,
             },
         )?;
         at += padded(len) as u64;
@@ -258,7 +276,7 @@ pub(crate) fn load(
     off: &AtomicBool,
 ) -> Result<(), Trouble> {
     // Not by `pwrite`, which memory of huge pages does not take.
-    let window = Window::new(&memory, bytes).map_err(Trouble::Memory)?;
+    let window = Rc::new(Window::new(&memory, bytes).map_err(Trouble::Memory)?);
     match window.populate(0, PAGE.min(usize::try_from(bytes).unwrap_or(PAGE))) {
         // Kernels before 5.14.
         Err(Errno::INVAL | Errno::NOSYS) => {
@@ -267,6 +285,7 @@ pub(crate) fn load(
         result => result.map_err(Trouble::Memory)?,
     }
     let mut pipe = Pipe::new(lanes, file, Way::Read);
+    pipe.window = Some(Rc::clone(&window));
     let result = load_blocks(&mut pipe, bytes, &window, off);
     if result.is_err() {
         pipe.drain();
@@ -297,6 +316,13 @@ fn load_blocks(pipe: &mut Pipe<'_>, bytes: u64, memory: &Window, off: &AtomicBoo
         {
             let entry = table.entries[block];
             let len = padded(entry.len as usize);
+            let (to, plain_len) = (block as u64 * BLOCK as u64, table.plain_len(block));
+            // What is stored as it is, in whole pages, needs no copy. To make pages takes as long as to read what goes into them: while
+            // others are read.
+            let straight = entry.kind == Kind::Plain && len == plain_len;
+            if straight {
+                give_pages(memory, to, plain_len as u64)?;
+            }
             pipe.begin(
                 lane,
                 Transfer {
@@ -304,19 +330,24 @@ fn load_blocks(pipe: &mut Pipe<'_>, bytes: u64, memory: &Window, off: &AtomicBoo
                     at: entry.at,
                     done: 0,
                     len,
+                    into: straight.then_some(to),
                 },
             )?;
             continue;
         }
-        let Some((lane, Transfer { block, .. })) = pipe.next()? else {
+        let Some((lane, Transfer { block, into, .. })) = pipe.next()? else {
             // What is zeros and was not touched.
             return give_pages(memory, 0, bytes);
         };
         let entry = table.entries[block];
         let plain_len = table.plain_len(block);
-        let place = pipe.lanes.place(lane);
         let at = block as u64 * BLOCK as u64;
-        // While others are read: to make pages takes as long as to read what goes into them.
+        if into.is_some() {
+            let check = |bytes: &[u8]| table.check(block, bytes);
+            memory.look(at, plain_len, check).map_err(Trouble::Memory)??;
+            continue;
+        }
+        let place = pipe.lanes.place(lane);
         give_pages(memory, at, plain_len as u64)?;
         if entry.kind == Kind::Plain {
             table.check(block, &place[..plain_len])?;
@@ -358,6 +389,7 @@ pub(super) fn raw(lanes: &mut dyn Lanes, file: BorrowedFd<'_>, bytes: u64, way: 
                 at,
                 done: 0,
                 len,
+                into: None,
             },
         )?;
         at += len as u64;

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::rc::Rc;
 
+use crate::sys::Window;
 use ebb_disk::{BLOCK, PAGE};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -39,6 +41,21 @@ pub(crate) trait Lanes {
         to: usize,
         at: u64,
     ) -> Result<(), Errno>;
+
+    /// Begins to read straight into memory that has its pages, `len` bytes at `to` in it, which nobody looks at until that has ended. `None`: these
+    /// lanes do not do that, and nothing was begun.
+    fn begin_into(
+        &mut self,
+        lane: usize,
+        file: BorrowedFd<'_>,
+        window: &Rc<Window>,
+        to: u64,
+        len: usize,
+        at: u64,
+    ) -> Option<Result<(), Errno>> {
+        let _ = (lane, file, window, to, len, at);
+        None
+    }
 
     /// Waits for the next one that ends: which, and how many bytes. `None`: nothing is under way, or can be waited for.
     fn next(&mut self) -> Option<(usize, Result<usize, Errno>)>;

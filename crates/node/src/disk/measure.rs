@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ebb_units::Bytes;
 
@@ -26,6 +26,8 @@ pub struct DiskPlan {
     pub rounds: u32,
     /// Pack blocks.
     pub packed: bool,
+    /// Ends after so long, with what there is by then.
+    pub within: Duration,
 }
 
 /// Rates in bytes a second, one of each a round.
@@ -45,11 +47,12 @@ pub struct DiskRates {
     pub direct: bool,
 }
 
-/// Measures a disk.
+/// Measures a disk. `say` hears what is being done, for a person who waits. What does not fit into the time is left out: later rounds,
+/// and of a round segments that were not begun.
 ///
 /// # Errors
 /// The system's: no such folder, no room on the disk or in memory.
-pub fn measure_disk(plan: &DiskPlan) -> io::Result<DiskRates> {
+pub fn measure_disk(plan: &DiskPlan, say: &dyn Fn(&str)) -> io::Result<DiskRates> {
     let folder = Folder::new(&plan.dir)?;
     let store = Store::open(&folder.0, Bytes::ZERO)?;
     if store.room()? < Bytes(plan.bytes.0.saturating_mul(2)) {
@@ -59,45 +62,75 @@ pub fn measure_disk(plan: &DiskPlan) -> io::Result<DiskRates> {
             store.room()?
         )));
     }
+    let began = Instant::now();
     let count = usize::try_from(plan.bytes.0.div_ceil(plan.segment.0)).unwrap_or(1);
     let mut segments: Vec<OwnedFd> = Vec::new();
     for seed in 0..count {
+        say(&format!(
+            "making {} of memory: segment {} of {count}",
+            plan.bytes,
+            seed + 1
+        ));
         let memory = crate::arena::make(plan.segment, false)?;
         noise(&memory, plan.segment, seed as u64)?;
         segments.push(memory);
+        // Half of the time for what is to be measured with it.
+        if began.elapsed() > plan.within / 2 {
+            break;
+        }
     }
-    let total = plan.segment.0 as f64 * count as f64;
     let mut rates = DiskRates {
         way: super::way(),
         direct: copy::is_direct(store.create()?.ours.as_fd()),
         ..DiskRates::default()
     };
     let bytes = plan.segment.0;
-    for _ in 0..plan.rounds {
-        let (plain, seconds) = on_all(plan.threads, &segments, |_| {
+    for round in 0..plan.rounds {
+        // In the first round each part has its share of the time, so that all are measured.
+        let mut parts = 4;
+        let mut until = |what: &str| {
+            say(&format!("round {} of {}: {what}", round + 1, plan.rounds));
+            let left = plan.within.saturating_sub(began.elapsed());
+            let share = if round == 0 { left / parts } else { left };
+            parts -= 1;
+            Instant::now() + share
+        };
+        let write = |_: &OwnedFd| {
             let file = store.create().map_err(errno)?;
             with_lanes(|lanes| copy::raw(lanes, file.ours.as_fd(), bytes, super::lanes::Way::Write))?;
             Ok(file)
-        })?;
-        rates.write.push(total / seconds);
-        let (files, seconds) = on_all(plan.threads, &segments, |memory| {
+        };
+        let plain = on_all(plan.threads, &segments, until("the disk's own writes"), write)?;
+        let spill = |memory: &OwnedFd| {
             let file = store.create().map_err(errno)?;
             let (off, packed) = (AtomicBool::new(false), plan.packed);
             with_lanes(|lanes| copy::spill(lanes, memory, bytes, file.ours.as_fd(), packed, 1, &off))?;
             Ok(file)
-        })?;
-        rates.spill.push(total / seconds);
-        let (_, seconds) = on_all(plan.threads, &plain, |file: &SegmentFile| {
+        };
+        let files = on_all(plan.threads, &segments, until("segments to files"), spill)?;
+        let read = |file: &SegmentFile| {
             with_lanes(|lanes| copy::raw(lanes, file.ours.as_fd(), bytes, super::lanes::Way::Read))
-        })?;
-        rates.read.push(total / seconds);
-        drop(plain);
-        let (_, seconds) = on_all(plan.threads, &files, |file: &SegmentFile| {
+        };
+        let reads = on_all(plan.threads, &plain.done, until("the disk's own reads"), read)?;
+        // What is read into is the program's then: giving it back is no part of this, and comes after.
+        let load = |file: &SegmentFile| {
             let memory = crate::arena::make_bare(plan.segment, false).map_err(Trouble::Memory)?;
             let off = AtomicBool::new(false);
-            with_lanes(|lanes| copy::load(lanes, file.ours.as_fd(), bytes, &memory, &off))
-        })?;
-        rates.load.push(total / seconds);
+            with_lanes(|lanes| copy::load(lanes, file.ours.as_fd(), bytes, &memory, &off))?;
+            Ok(memory)
+        };
+        let loads = on_all(plan.threads, &files.done, until("files to segments"), load)?;
+        // A round that the end of the time cut short says less than one of a whole.
+        let whole = loads.done.len() == segments.len();
+        if round == 0 || whole {
+            rates.write.push(plain.rate(bytes));
+            rates.spill.push(files.rate(bytes));
+            rates.read.push(reads.rate(bytes));
+            rates.load.push(loads.rate(bytes));
+        }
+        if !whole || began.elapsed() >= plan.within {
+            break;
+        }
     }
     Ok(rates)
 }
@@ -141,12 +174,26 @@ fn noise(memory: &OwnedFd, bytes: Bytes, seed: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Does something with all of them, on so many threads; what came of it, and the seconds that it took.
+/// What came of doing something with all of them.
+struct OnAll<R> {
+    done: Vec<R>,
+    seconds: f64,
+}
+
+impl<R> OnAll<R> {
+    /// Bytes a second, if each was of so many.
+    fn rate(&self, bytes: u64) -> f64 {
+        bytes as f64 * self.done.len() as f64 / self.seconds
+    }
+}
+
+/// Does something with all of them, on so many threads. After `until` no further one is begun, but one by each thread.
 fn on_all<T: Sync, R: Send>(
     threads: usize,
     all: &[T],
+    until: Instant,
     work: impl Fn(&T) -> Result<R, Trouble> + Sync,
-) -> io::Result<(Vec<R>, f64)> {
+) -> io::Result<OnAll<R>> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
     let began = Instant::now();
@@ -156,6 +203,9 @@ fn on_all<T: Sync, R: Send>(
                 while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let done = work(one);
                     results.lock().unwrap_or_else(PoisonError::into_inner).push(done);
+                    if Instant::now() >= until {
+                        break;
+                    }
                 }
             });
         }
@@ -163,7 +213,8 @@ fn on_all<T: Sync, R: Send>(
     let seconds = began.elapsed().as_secs_f64();
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     let results: Result<Vec<R>, Trouble> = results.into_iter().collect();
-    Ok((results.map_err(io::Error::other)?, seconds))
+    let done = results.map_err(io::Error::other)?;
+    Ok(OnAll { done, seconds })
 }
 
 #[cfg(test)]
@@ -180,8 +231,9 @@ mod tests {
             threads: 2,
             rounds: 2,
             packed: false,
+            within: Duration::from_secs(60),
         };
-        let rates = measure_disk(&plan).unwrap();
+        let rates = measure_disk(&plan, &|_| {}).unwrap();
         for rate in [&rates.write, &rates.spill, &rates.read, &rates.load] {
             assert!(
                 rate.len() == 2 && rate.iter().all(|rate| *rate > 0.0),
@@ -189,5 +241,25 @@ mod tests {
             );
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn without_any_time_each_is_measured_once_with_what_every_thread_began() {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = DiskPlan {
+            dir: dir.path().into(),
+            bytes: Bytes::mib(64),
+            segment: Bytes::mib(2),
+            threads: 2,
+            rounds: 50,
+            packed: false,
+            within: Duration::ZERO,
+        };
+        let said = std::cell::RefCell::new(Vec::new());
+        let rates = measure_disk(&plan, &|text| said.borrow_mut().push(text.to_owned())).unwrap();
+        for rate in [&rates.write, &rates.spill, &rates.read, &rates.load] {
+            assert!(rate.len() == 1 && rate[0] > 0.0, "{rates:?}");
+        }
+        assert!(said.borrow().iter().any(|text| text.contains("round 1 of 50")));
     }
 }

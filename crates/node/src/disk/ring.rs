@@ -3,12 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::rc::Rc;
 
 use ebb_disk::BLOCK;
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::lanes::{Lanes, Place, Way};
+use crate::sys::Window;
 
 /// Blocks under way at once: 8 MiB for each worker keeps every disk busy that a machine with GPUs has.
 const LANES: usize = 8;
@@ -19,6 +21,8 @@ pub(crate) struct Ring {
     /// Dropped only when nothing is under way, see `drop`.
     places: Vec<Place>,
     busy: [bool; LANES],
+    /// What the kernel reads into beside the places.
+    held: [Option<Rc<Window>>; LANES],
     /// The kernel has taken the places in: no look-up of pages at each call.
     registered: bool,
     /// An entry could not be handed over and lies in the queue still. It must never be: its file may be closed by then.
@@ -53,9 +57,25 @@ impl Ring {
             ring,
             places,
             busy: [false; LANES],
+            held: [const { None }; LANES],
             registered,
             broken: false,
         })
+    }
+
+    /// Gives the kernel an entry whose memory is the lane's place, or lies in the window that the lane holds.
+    fn hand_over(&mut self, lane: usize, entry: &squeue::Entry) -> Result<(), Errno> {
+        // SAFETY: `push` needs what the entry points to to be valid until it has completed. The descriptor is open now, and
+        // the kernel takes its own hold of the file when it is submitted, which happens before this returns. The memory is
+        // this lane's place, or of a window that the lane holds: `busy` keeps everybody off it until its completion was seen, and
+        // `drop` frees nothing of a lane that is busy.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        // As many entries as lanes: there is room.
+        pushed.map_err(|_| Errno::BUSY)?;
+        self.busy[lane] = true;
+        let handed_over = self.submit_and_wait(0);
+        self.broken = handed_over.is_err();
+        handed_over
     }
 
     fn submit_and_wait(&mut self, want: usize) -> Result<(), Errno> {
@@ -103,17 +123,27 @@ impl Lanes for Ring {
             (Way::Read, false) => opcode::Read::new(fd, pointer, len).offset(at).build(),
             (Way::Write, false) => opcode::Write::new(fd, pointer, len).offset(at).build(),
         };
-        // SAFETY: `push` needs what the entry points to to be valid until it has completed. The descriptor is open now, and
-        // the kernel takes its own hold of the file when it is submitted, which happens before this returns. The memory is
-        // this lane's place: `busy` keeps everybody off it until its completion was seen, and `drop` frees no place of a
-        // lane that is busy.
-        let pushed = unsafe { self.ring.submission().push(&entry.user_data(lane as u64)) };
-        // As many entries as lanes: there is room.
-        pushed.map_err(|_| Errno::BUSY)?;
-        self.busy[lane] = true;
-        let handed_over = self.submit_and_wait(0);
-        self.broken = handed_over.is_err();
-        handed_over
+        self.hand_over(lane, &entry.user_data(lane as u64))
+    }
+
+    fn begin_into(
+        &mut self,
+        lane: usize,
+        file: BorrowedFd<'_>,
+        window: &Rc<Window>,
+        to: u64,
+        len: usize,
+        at: u64,
+    ) -> Option<Result<(), Errno>> {
+        assert!(!self.busy[lane], "the kernel has this place");
+        let entry = window.place(to, len).map(|place| {
+            let fd = types::Fd(file.as_raw_fd());
+            opcode::Read::new(fd, place, len as u32).offset(at).build()
+        });
+        Some(entry.and_then(|entry| {
+            self.held[lane] = Some(Rc::clone(window));
+            self.hand_over(lane, &entry.user_data(lane as u64))
+        }))
     }
 
     fn next(&mut self) -> Option<(usize, Result<usize, Errno>)> {
@@ -126,6 +156,7 @@ impl Lanes for Ring {
                     .ok()
                     .filter(|lane| *lane < LANES)?;
                 self.busy[lane] = false;
+                self.held[lane] = None;
                 let result = match usize::try_from(done.result()) {
                     Ok(n) => Ok(n),
                     Err(_) => Err(Errno::from_raw_os_error(-done.result())),
@@ -155,6 +186,7 @@ impl Drop for Ring {
         if self.busy.contains(&true) {
             // The kernel may still write there.
             std::mem::forget(std::mem::take(&mut self.places));
+            std::mem::forget(std::mem::take(&mut self.held));
         }
     }
 }

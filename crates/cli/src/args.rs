@@ -376,10 +376,11 @@ Examples:
   ebb doctor 4711                                  one process, byte by byte
   ebb doctor 4711 --classes                        and what ebb does at each driver call")]
 pub(crate) struct DoctorArgs {
-    /// A process that uses the GPU
-    pub pid: Option<u32>,
+    /// A process that uses the GPU: its number, or its task's name
+    #[arg(value_name = "PID|TASK")]
+    pub process: Option<String>,
     /// Also list the driver's calls and what ebb does at each
-    #[arg(long, requires = "pid")]
+    #[arg(long, requires = "process")]
     pub classes: bool,
     /// Exact figures as JSON
     #[arg(long)]

@@ -37,6 +37,7 @@ mod loader;
 // Test programs link the machine's own C library.
 #[cfg(all(glibc_stubs, not(test)))]
 mod old_glibc;
+mod peek;
 mod report;
 mod symbols;
 

@@ -154,7 +154,10 @@ fn read(path: &Path) -> std::io::Result<String> {
         .take(MAX_FILE + 1)
         .read_to_string(&mut text)?;
     if text.len() as u64 > MAX_FILE {
-        return Err(std::io::Error::other("it is longer than 1 MiB"));
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::FileTooLarge,
+            "it is longer than 1 MiB",
+        ));
     }
     Ok(text)
 }
@@ -193,9 +196,14 @@ impl ConfigError {
     #[must_use]
     pub fn fix(&self) -> String {
         match self {
-            Self::Read { path, .. } => {
-                format!("check that {} exists and that you may read it", path.display())
-            }
+            Self::Read { path, source } => match source.kind() {
+                std::io::ErrorKind::InvalidData
+                | std::io::ErrorKind::FileTooLarge
+                | std::io::ErrorKind::IsADirectory => {
+                    "name a file of settings: `ebb daemon --example` prints one".into()
+                }
+                _ => format!("check that {} exists and that you may read it", path.display()),
+            },
             Self::Parse { .. } => "`ebb daemon --example` prints a file with all settings".into(),
             Self::Invalid { fix, .. } => fix.clone(),
         }

@@ -124,7 +124,7 @@ impl Daemon {
         let (answers, from_workers) = Answers::new(waker.clone());
 
         // A state folder that cannot be had costs the log and the limits over a restart, not the service.
-        let (log, state_worker, saved) = match make_folder(&config.state_dir, Scope::User) {
+        let (log, state_worker, state_trouble, saved) = match make_folder(&config.state_dir, Scope::User) {
             Ok(()) => {
                 let file = config.state_dir.join("tasks.json");
                 let saved = StateFile::read(&file).unwrap_or_else(|e| {
@@ -132,14 +132,14 @@ impl Daemon {
                     StateFile::default()
                 });
                 let state = write_state(file, answers.clone()).map_err(system("a thread"))?;
-                (start_log(&config, &answers)?, Some(state), saved)
+                (start_log(&config, &answers)?, Some(state), None, saved)
             }
             Err(e) => {
                 say::error!(
                     "no event log, and limits do not survive a restart: {e} ({})",
                     e.fix()
                 );
-                (None, None, StateFile::default())
+                (None, None, Some(e.to_string()), StateFile::default())
             }
         };
         let one_user = config.scope == Scope::User;
@@ -173,6 +173,7 @@ impl Daemon {
             cards,
             log,
             state_worker,
+            state_trouble,
             saved,
             wakeups: handle.wakeups.clone(),
         };

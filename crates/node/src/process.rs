@@ -18,10 +18,18 @@ pub(crate) fn lives(pid: u32, start: u64) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    let state = stat
-        .rsplit_once(')')
-        .and_then(|(_, rest)| rest.split_whitespace().next());
-    parse_start_time(&stat) == Some(start) && !matches!(state, Some("Z" | "X") | None)
+    parse_start_time(&stat) == Some(start) && !matches!(parse_state(&stat), Some("Z" | "X") | None)
+}
+
+/// Whether it is held: by a stop signal or a debugger. It answers nothing meanwhile.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| matches!(parse_state(&stat), Some("T" | "t")))
+}
+
+/// Field 3.
+fn parse_state(stat: &str) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_whitespace().next()
 }
 
 /// The control group, for display.
@@ -125,6 +133,7 @@ mod tests {
         }
         stat.push_str(" 777 0 0");
         assert_eq!(parse_start_time(&stat), Some(777));
+        assert_eq!(parse_state(&stat), Some("S"));
     }
 
     #[test]

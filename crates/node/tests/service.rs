@@ -802,6 +802,11 @@ fn a_state_folder_that_cannot_be_had_costs_the_log_and_not_the_service() {
     let dir = folder();
     std::fs::write(dir.path().join("state"), "a file").unwrap();
     let daemon = TestDaemon::start(dir.path(), "");
+    let Answer::Ok(Payload::Hello { troubles, .. }) = daemon.ask(&Request::Hello) else {
+        panic!()
+    };
+    let said = |trouble: &ebb_protocol::control::Trouble| trouble.found.contains("do not survive a restart");
+    assert!(troubles.iter().any(said), "{troubles:?}");
     let token = daemon.task("x", Bytes::ZERO, Some(Bytes::mib(20)));
     let mut client = daemon.client(token);
     client.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);

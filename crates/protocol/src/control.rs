@@ -138,6 +138,9 @@ pub enum Payload {
         pid: u32,
         /// Where its log is.
         event_log: Option<String>,
+        /// What is not as it should be.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        troubles: Vec<Trouble>,
     },
     /// To [`Request::CreateTask`].
     Task {
@@ -185,6 +188,15 @@ pub struct TrimmedTask {
     pub bytes: Bytes,
     /// Processes that did not answer.
     pub silent: u32,
+}
+
+/// Something that the daemon goes on without.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// What does not work, and why.
+    pub found: String,
+    /// What to do.
+    pub fix: String,
 }
 
 /// What happened to a task.

@@ -71,6 +71,7 @@ pub fn oblige(request: &Request) -> Answer {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: 1,
             event_log: Some("/log".into()),
+            troubles: Vec::new(),
         },
         Request::CreateTask(_) => Payload::Task {
             task: TaskId(7),

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::{HeldShare, share};
@@ -31,6 +32,9 @@ const MAGIC: [u8; 8] = *b"ebb-ipc1";
 const SECRET: core::ops::Range<usize> = share::NAME.end..share::NAME.end + 16;
 /// What fits one packet of declarations.
 const DECLARED: usize = 900;
+
+/// How long a daemon takes at most to be started again.
+const RESTART: Duration = Duration::from_secs(3);
 
 /// A handle's bytes.
 pub type ShareHandle = [u8; share::HANDLE];
@@ -90,6 +94,8 @@ struct Imports {
 pub(crate) struct Share {
     /// A daemon that can share has been met.
     capable: AtomicBool,
+    /// It was waited for one, once.
+    waited: AtomicBool,
     exports: Mutex<Exports>,
     asked: Condvar,
     imports: Mutex<Imports>,
@@ -147,8 +153,9 @@ impl Share {
 
     /// The daemon can share: tells it what there is already.
     pub(crate) fn met(&self, core: &Core) {
-        self.capable.store(true, Ordering::Release);
         let exports = self.exports();
+        self.capable.store(true, Ordering::Release);
+        self.asked.notify_all();
         let name = exports.name.map(|name| ToDaemon::ShareName {
             name,
             lent: exports.holds.keys().copied().collect(),
@@ -203,10 +210,36 @@ impl Share {
 }
 
 impl Engine {
-    /// Whether memory of ours can be opened in other processes: a daemon that can do its part has been met.
+    /// Whether memory of ours can be opened in other processes: a daemon that can do its part has been met. One that is being started again
+    /// at this moment is waited for, once.
     #[must_use]
     pub fn can_share(&self) -> bool {
-        !self.core.is_child() && self.core.share.capable.load(Ordering::Acquire)
+        let core = &self.core;
+        let share = &core.share;
+        let capable = || share.capable.load(Ordering::Acquire);
+        if core.is_child() || capable() {
+            return !core.is_child();
+        }
+        if core.is_passthrough()
+            || core.config.sockets.is_empty()
+            || share.waited.swap(true, Ordering::AcqRel)
+        {
+            return false;
+        }
+        let deadline = Instant::now() + RESTART;
+        let mut exports = share.exports();
+        while !capable() && !core.is_closed() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            exports = share
+                .asked
+                .wait_timeout(exports, left)
+                .map_or_else(|e| e.into_inner().0, |(guard, _)| guard);
+        }
+        drop(exports);
+        capable()
     }
 
     /// Whether these are bytes of a handle that some engine gave out.

@@ -199,7 +199,7 @@ fn attribute(
         CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Word(0),
         CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => Value::Word(u32::from(share::sync::is_set(allocation))),
         CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => Value::Word(u32::from(
-            running.engine.can_share() && allocation.pool == 0 && running.engine.contains(ptr),
+            allocation.pool == 0 && running.engine.contains(ptr) && running.engine.can_share(),
         )),
         // Far from the driver's own numbers.
         CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {

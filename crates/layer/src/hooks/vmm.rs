@@ -15,6 +15,7 @@ use ebb_layer_core::{AllocError, PinReason};
 use crate::barrier::{self, Passage};
 use crate::bridge::{self, Running};
 use crate::hooks::{imports, with};
+use crate::peek;
 use crate::symbols::real;
 
 /// What a call with a handle of ours gets that is none (any more), or that a forked child inherited.
@@ -228,11 +229,11 @@ pub(crate) unsafe extern "C-unwind" fn cuMemSetAccess(
     if !is_mapped(ptr, size) {
         return call();
     }
-    if !desc.is_null() {
+    // SAFETY: plain numbers, in the program's list, which the driver is about to read.
+    if let Some(wanted) = unsafe { peek::list(desc, count) } {
         // A device that the program has not used yet, and whose kernels will reach this memory: known from now on.
         with(|running| {
-            // SAFETY: the program's list, which the driver is about to read.
-            for one in unsafe { core::slice::from_raw_parts(desc, count) } {
+            for one in wanted {
                 let device = CUdevice(one.location.u.cast_signed());
                 if one.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE && running.index_of(device).is_none() {
                     running.attach(device, None);
@@ -416,18 +417,17 @@ fn map_arrays(
     call: impl FnOnce(*mut CUarrayMapInfo) -> CUresult,
 ) -> CUresult {
     inside(|| {
-        if infos.is_null() || count == 0 {
+        // SAFETY: plain numbers, in the program's list, which the driver reads as well.
+        let Some(list) = (unsafe { peek::list(infos, count as usize) }) else {
             return call(infos);
-        }
-        // SAFETY: the program's list, which the driver reads as well.
-        let list = unsafe { core::slice::from_raw_parts(infos, count as usize) };
+        };
         let has_ours = |info: &CUarrayMapInfo| {
             info.memOperationType == CU_MEM_OPERATION_TYPE_MAP && vmm::is_ours(info.memHandle)
         };
         if !list.iter().any(has_ours) {
             return call(infos);
         }
-        let mut translated = list.to_vec();
+        let mut translated = list;
         let mut uses = Vec::new();
         let known = with(|running| {
             for info in translated.iter_mut().filter(|info| has_ours(info)) {

@@ -147,6 +147,9 @@ def main():
     again = take(fd)
     print("export", fd >= 0, again > 0, export(create(2 * MIB, props(handles=0))), take(0) < 0)
     print("map", map_at(where, 2 * MIB, d), map_at(where + 2 * MIB, 2 * MIB, again), allow(where, 4 * MIB))
+    # A list that is as long as a mistake says: the driver refuses it, and nobody reads it before.
+    endless = cuda.cuMemSetAccess(c_uint64(where), c_size_t(4 * MIB), byref(Access(Location(1, 0), 3)), c_size_t(2**64 - 1))
+    print("endless list", endless != 0)
     fill(where, MIB // 2, 8)
     print("one memory", wrong(where + 2 * MIB, MIB // 2, 8))
     print("end", unmap(where, 4 * MIB), release(d), release(again), release(again) != 0, give_back(where, 4 * MIB))

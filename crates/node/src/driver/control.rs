@@ -282,6 +282,7 @@ impl Driver {
                 version: env!("CARGO_PKG_VERSION").into(),
                 pid: std::process::id(),
                 event_log: self.log_state(),
+                troubles: self.troubles(),
             })),
             Request::CreateTask(new) => self.create_task(id, new),
             Request::List => Reply::Now(Answer::Ok(Payload::List(self.snapshot()))),
@@ -618,8 +619,7 @@ impl Driver {
     }
 
     fn doctor(&mut self, control: ControlId, pid: u32) -> Reply {
-        if let Some(message) = self.stranger_named(pid) {
-            let fix = "start it with `ebb run`, or leave it: what it holds is promised to nobody";
+        if let Some((message, fix)) = self.stranger_named(pid) {
             return Reply::Now(failure(message, fix));
         }
         let Some(process) = self.by_pid.get(&pid).and_then(|key| self.processes.get(key)) else {
@@ -642,7 +642,7 @@ impl Driver {
             let message = format!("process {pid} has not loaded the library, or not used the GPU yet");
             return Reply::Now(usage(
                 message,
-                "ask again once it has, or start it with `ebb run`",
+                "ask again once it has; a static program, and one that loads the driver past the preload, never does: what it holds is named after some seconds",
             ));
         };
         if !self.is_connected(peer) {

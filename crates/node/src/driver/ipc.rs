@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ebb_policy::Event;
 use ebb_protocol::ToLayer;
@@ -22,8 +23,10 @@ use ebb_units::{Bytes, DeviceId, DeviceUuid};
 use super::timers::Timer;
 use super::{ConnId, Driver, PeerId};
 use crate::config::Pinned;
-use crate::say;
+use crate::{process, say};
 
+/// How often a program is looked at that others wait for.
+const OPENING_LOOK: Duration = Duration::from_secs(4);
 /// What one program may have open.
 const MAX_HOLDS: usize = 1 << 16;
 
@@ -41,6 +44,17 @@ struct Hold {
     block: Option<(u64, DeviceId, Bytes)>,
     /// Counted to the importer.
     inherited: bool,
+    /// What the exporter was asked for and has not answered.
+    open: Option<Waiting>,
+}
+
+/// The importer waits for the exporter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiting {
+    /// It may take its time: what is asked for may have to come back to the card first.
+    Working,
+    /// It was stopped when it was looked last.
+    Stopped,
 }
 
 /// All sharing of this node.
@@ -136,6 +150,7 @@ impl Driver {
                     exporter,
                     block: Some((held.block, device, held.bytes.min(card))),
                     inherited: held.inherited,
+                    open: None,
                 },
             );
         }
@@ -208,6 +223,7 @@ impl Driver {
                     exporter,
                     block: None,
                     inherited: false,
+                    open: None,
                 };
                 self.shares.holds.insert(id, hold);
             }
@@ -230,6 +246,40 @@ impl Driver {
             from,
         };
         self.send(exporter, &ask, Vec::new());
+        if let Some(hold) = self.shares.holds.get_mut(&id)
+            && hold.open.replace(Waiting::Working).is_none()
+        {
+            self.after(OPENING_LOOK, Timer::Opening(id));
+        }
+    }
+
+    /// Somebody still waits for memory of another program, perhaps. One that was stopped at two looks is not waited for any longer.
+    pub(super) fn opening_waits(&mut self, id: u64) {
+        let Some(hold) = self.shares.holds.get(&id) else {
+            return;
+        };
+        let (Some(waiting), Some(exporter)) = (hold.open, hold.exporter) else {
+            return;
+        };
+        let pid = self
+            .peers
+            .get(&exporter)
+            .and_then(|peer| self.processes.get(&peer.process))
+            .map(|process| process.pid);
+        let now = match pid.filter(|pid| process::is_stopped(*pid)) {
+            Some(pid) if waiting == Waiting::Stopped => {
+                say::warning!(
+                    "pid {pid} is stopped and cannot hand out its memory: who wants to open it is refused"
+                );
+                return self.end_hold(id, share::FAILED);
+            }
+            Some(_) => Waiting::Stopped,
+            None => Waiting::Working,
+        };
+        if let Some(hold) = self.shares.holds.get_mut(&id) {
+            hold.open = Some(now);
+            self.after(OPENING_LOOK, Timer::Opening(id));
+        }
     }
 
     fn refuse_share(&mut self, importer: PeerId, hold: u64, status: u32) {
@@ -287,9 +337,12 @@ impl Driver {
         let known = self
             .shares
             .holds
-            .get(&id)
+            .get_mut(&id)
             .filter(|hold| hold.exporter == Some(peer))
-            .map(|hold| hold.importer);
+            .map(|hold| {
+                hold.open = None;
+                hold.importer
+            });
         let Some(importer) = known else {
             // The importer is gone meanwhile.
             return self.send(peer, &ToLayer::ShareLet { hold: id }, Vec::new());

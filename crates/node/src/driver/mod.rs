@@ -20,6 +20,7 @@ mod strangers;
 mod tasks;
 mod timers;
 mod trims;
+mod troubles;
 mod view;
 mod why;
 mod worlds;
@@ -206,6 +207,8 @@ pub(crate) struct Parts {
     pub cards: Option<Worker<u64>>,
     pub log: Option<EventLog>,
     pub state_worker: Option<Worker<StateFile>>,
+    /// Why there is none.
+    pub state_trouble: Option<String>,
     pub saved: StateFile,
     pub wakeups: Arc<AtomicU64>,
 }
@@ -237,7 +240,7 @@ impl Driver {
             log_trouble: None,
             log_lost: 0,
             state_worker: parts.state_worker,
-            state_trouble: None,
+            state_trouble: parts.state_trouble,
             state_dirty: false,
             state_sequence: 0,
             news: BTreeMap::new(),

@@ -96,14 +96,20 @@ impl Driver {
         })
     }
 
-    /// For `ebb doctor`: where a process that is not ours is, and why it is not.
-    pub(super) fn stranger_named(&self, pid: u32) -> Option<String> {
+    /// For `ebb doctor`: where a process that is not ours is and why it is not, and what to do about it.
+    pub(super) fn stranger_named(&self, pid: u32) -> Option<(String, &'static str)> {
         self.devices.values().find_map(|device| {
             let stranger = device.strangers.get(&pid)?;
-            Some(format!(
+            let message = format!(
                 "process {pid} ({}) holds {} of GPU {} and is not managed: {}",
                 stranger.program, stranger.bytes, device.index, stranger.why
-            ))
+            );
+            let fix = if stranger.task.is_some() {
+                "what it holds counts against its task's limit and is promised to nobody; start a program that the library can be loaded into"
+            } else {
+                "start it with `ebb run`, or leave it: what it holds is promised to nobody"
+            };
+            Some((message, fix))
         })
     }
 }

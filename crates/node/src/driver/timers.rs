@@ -31,6 +31,8 @@ pub(super) enum Timer {
     Recovery,
     /// Programs had time enough to say what they share.
     Shares,
+    /// Somebody waits for memory of another program.
+    Opening(u64),
     /// Something about a hibernated task is due.
     Sleep(TaskId),
     /// Time to look for idle tasks.
@@ -88,6 +90,7 @@ impl Driver {
                 Timer::Memory => self.memory_due(),
                 Timer::Recovery => self.end_recovery("the time is over"),
                 Timer::Shares => self.shares_overdue(),
+                Timer::Opening(hold) => self.opening_waits(hold),
                 Timer::Sleep(task) => self.sleep_due(task),
                 Timer::Sleepy => self.hibernate_idle(),
                 Timer::Helpers => self.end_idle_helpers(),

@@ -137,15 +137,21 @@ fn driver_checks() -> Vec<Check> {
         return vec![Check::bad("driver", error)];
     };
     let simulated = cuda.is_simulated();
-    let version = if simulated {
-        "simulated".into()
-    } else {
-        kernel_driver()
+    let kernel = (!simulated).then(kernel_driver).flatten();
+    let version = match &kernel {
+        _ if simulated => "simulated".into(),
+        Some(version) => format!("version {version}"),
+        None => "version unknown".into(),
     };
-    let mut checks = vec![Check::good(
-        "driver",
-        format!("{} ({version})", cuda.path.display()),
-    )];
+    let found = format!("{} ({version})", cuda.path.display());
+    let mut checks = vec![match kernel.as_deref().and_then(major) {
+        Some(major) if major < OLDEST => {
+            let fix = format!("install version {OLDEST} or newer; until then programs run as without ebb");
+            let message = format!("{found} has no virtual memory management");
+            Check::bad("driver", CliError::usage(message, fix))
+        }
+        _ => Check::good("driver", found),
+    }];
     checks.push(match driver::find(driver::NVML) {
         Some(nvml) => Check::good("management", nvml.path.display().to_string()),
         None => Check::note(
@@ -164,16 +170,22 @@ fn driver_checks() -> Vec<Check> {
     checks
 }
 
+/// The oldest driver that manages virtual memory (CUDA 10.2).
+const OLDEST: u32 = 440;
+
 /// The version of the kernel's half of the driver: the one that counts.
-fn kernel_driver() -> String {
-    let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    let version = text
-        .split_whitespace()
-        .find(|word| word.split('.').count() >= 2 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.'));
-    version.map_or_else(
-        || "version unknown".into(),
-        |version| format!("version {version}"),
-    )
+fn kernel_driver() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    driver_version(&text).map(str::to_owned)
+}
+
+fn driver_version(text: &str) -> Option<&str> {
+    text.split_whitespace()
+        .find(|word| word.split('.').count() >= 2 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
+}
+
+fn major(version: &str) -> Option<u32> {
+    version.split('.').next()?.parse().ok()
 }
 
 fn daemon_checks(mut client: Client) -> Result<Vec<Check>> {
@@ -183,6 +195,7 @@ fn daemon_checks(mut client: Client) -> Result<Vec<Check>> {
         version,
         pid,
         event_log,
+        troubles,
     } = client.ask(&Request::Hello)?
     {
         let log = event_log
@@ -201,6 +214,8 @@ fn daemon_checks(mut client: Client) -> Result<Vec<Check>> {
                 ),
             )
         });
+        let troubles = troubles.into_iter();
+        checks.extend(troubles.map(|trouble| Check::note("daemon", trouble.found, trouble.fix)));
     }
     if let Payload::List(snapshot) = client.ask(&Request::List)? {
         checks.extend(listing_checks(&snapshot, &HostMemory::read()));
@@ -306,6 +321,14 @@ mod tests {
     use crate::fixtures;
     use ebb_node::CgroupMemory;
     use ebb_units::Bytes;
+
+    #[test]
+    fn the_drivers_version_is_read() {
+        let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (u@h)\nGCC version: 12";
+        let version = driver_version(text);
+        assert_eq!((version, version.and_then(major)), (Some("580.82.07"), Some(580)));
+        assert_eq!(driver_version("nothing of that kind"), None);
+    }
 
     #[test]
     fn what_others_hold_and_an_arena_that_is_too_small_are_said() {

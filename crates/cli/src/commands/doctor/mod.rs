@@ -9,8 +9,8 @@ use crate::error::Result;
 
 /// `ebb doctor`.
 pub(crate) fn doctor(global: &Global, args: &DoctorArgs) -> Result<()> {
-    match args.pid {
-        Some(pid) => process::examine(global, pid, args),
+    match &args.process {
+        Some(named) => process::examine(global, process::find(global, named)?, args),
         None => machine::check(global, args.json),
     }
 }

@@ -17,6 +17,39 @@ use crate::{elf, library};
 /// The section of the library with its table of classes, one function a line: name, class, treatment.
 const CLASSES: &str = ".ebb.classes";
 
+/// The process that somebody means: a number, or the only process of a task that is named.
+pub(super) fn find(global: &Global, named: &str) -> Result<u32> {
+    if let Ok(pid) = named.parse() {
+        return Ok(pid);
+    }
+    let answer = Client::open(global)?.ask(&Request::List)?;
+    let Payload::List(snapshot) = answer else {
+        return Err(unexpected(&answer));
+    };
+    let tasks = snapshot.tasks.iter();
+    let processes: Vec<u32> = tasks
+        .filter(|task| task.name == named || task.task.to_string() == named)
+        .flat_map(|task| task.processes.iter().map(|process| process.pid))
+        .collect();
+    match processes[..] {
+        [pid] => Ok(pid),
+        [] => Err(CliError::usage(
+            format!(
+                "no process and no task with a process is called {}",
+                harmless(named)
+            ),
+            "`ebb ps` lists the tasks",
+        )),
+        _ => {
+            let all: Vec<String> = processes.iter().map(u32::to_string).collect();
+            Err(CliError::usage(
+                format!("{} has several processes: {}", harmless(named), all.join(", ")),
+                "name one of them",
+            ))
+        }
+    }
+}
+
 /// Asks about one process and shows the answer.
 pub(super) fn examine(global: &Global, pid: u32, args: &DoctorArgs) -> Result<()> {
     let answer = Client::open(global)?.ask(&Request::Doctor { pid })?;
@@ -355,12 +388,19 @@ fn show(name: &str, value: &Value) -> String {
             Some(bytes) if counts_bytes(name) && bytes >= 1024 => {
                 format!("{} ({})", exact(bytes), Bytes(bytes))
             }
+            Some(number) if names_something(name) => number.to_string(),
             Some(plain) => exact(plain),
             None => number.to_string(),
         },
         Value::String(text) => harmless(text),
         other => harmless(&other.to_string()),
     }
+}
+
+/// Whether a number is a name and no amount.
+fn names_something(name: &str) -> bool {
+    name.split('_')
+        .any(|word| ["pid", "index", "id", "version"].contains(&word))
 }
 
 fn counts_bytes(name: &str) -> bool {

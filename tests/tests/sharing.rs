@@ -114,6 +114,26 @@ fn bug_088_089_memory_opens_in_another_process_and_is_counted_once() {
     stage.wait_until_empty();
 }
 
+/// A debugger holds the program that has the memory: who opens it is told so within seconds, and not after the ten minutes for
+/// which memory is waited for that has to come back.
+#[test]
+fn a_program_that_is_stopped_is_not_waited_for() {
+    let stage = Stage::new(Options::default());
+    let mut exporter = holder(&stage, "exporter", 7);
+    let handle = handle(&mut exporter);
+    let mut importer = stage.run(&["--name", "importer"]);
+    let pid = rustix::process::Pid::from_raw(exporter.pid().cast_signed()).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("it lives");
+    let reply = open(&mut importer, "m", &handle);
+    assert!(matches!(reply, Reply::Err(_)), "{reply:?}");
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it lives");
+    let reply = open(&mut importer, "m", &handle);
+    assert!(matches!(reply, Reply::Ok(_)), "{reply:?}");
+    assert_eq!(importer.wrong("m", 7), 0);
+    drop((exporter, importer));
+    stage.wait_until_empty();
+}
+
 fn handle_of_evicted(stage: &Stage, exporter: &mut Program) -> Vec<u64> {
     assert_eq!(left_after_pause(stage, "exporter"), Bytes::ZERO);
     let handle = handle(exporter);

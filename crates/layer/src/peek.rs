@@ -29,8 +29,18 @@ pub(crate) unsafe fn list<T: Copy>(from: *const T, count: usize) -> Option<Vec<T
         iov_len: bytes,
     };
     // SAFETY: `to` is memory of ours of that size; the kernel checks the other side and reads it.
-    let read =
-        unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from_here, 1, 0) };
+    // By its number: the function is younger than some C libraries.
+    let read = unsafe {
+        libc::syscall(
+            libc::SYS_process_vm_readv,
+            libc::getpid(),
+            &raw const to,
+            1usize,
+            &raw const from_here,
+            1usize,
+            0usize,
+        )
+    };
     match usize::try_from(read) {
         Ok(read) if read == bytes => {}
         Ok(_) => return None,

@@ -56,7 +56,8 @@ impl Caller {
         if count == 0 {
             return Ok(Vec::new());
         }
-        if place.is_null() {
+        // No list of a real program is so long: a number that is a mistake.
+        if place.is_null() || count > 1 << 24 {
             return Err(INVALID);
         }
         // SAFETY: not null, and by the type's invariant good for `count` values; each read stays inside.

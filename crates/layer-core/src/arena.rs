@@ -483,10 +483,19 @@ impl Arena {
     }
 
     fn see_off(&self, core: &Arc<Core>, id: u64) {
-        self.end_ring(id);
-        if let Err(error) = self.unregister(core, id) {
+        let ring = self.end_ring(Some(id));
+        if ring == Some(true) {
+            let mut state = self.lock();
+            (state.spare, state.wanted) = (0, 0);
+        }
+        let gone = if ring == Some(false) {
+            Err("the copy engine may use it still".into())
+        } else {
+            self.unregister(core, id).map_err(|error| error.to_string())
+        };
+        if let Err(why) = gone {
             core.events
-                .note(format!("arena segment {id} stays pinned: {error}"));
+                .note(format!("arena segment {id} stays pinned: {why}"));
             let mut state = self.lock();
             if let Some(segment) = state.segments.get_mut(&id) {
                 segment.leaving = false;

@@ -160,19 +160,16 @@ impl Arena {
     /// # Errors
     /// The driver's. Some segments may be unpinned.
     pub(crate) fn unpin_all(&self, core: &Arc<Core>) -> Result<(), DeviceError> {
-        let ring = {
+        {
             let mut state = self.lock();
             state.unpinned = true;
             state.early.on = false;
             for segment in state.segments.values_mut() {
                 segment.pinning = false;
             }
-            state.ring.take()
-        };
-        self.work.notify_all();
-        if let Some(ring) = ring {
-            self.dissolve(&ring);
         }
+        self.work.notify_all();
+        self.end_ring(None);
         let _unregistering = self.unregistering();
         let all: Vec<One> = {
             let state = self.lock();
@@ -304,10 +301,9 @@ impl Arena {
         if state.unpinned {
             // It sleeps again.
             drop(state);
-            if let Some(ring) = ring {
-                ring.close();
-            }
+            let spoiled = ring.filter(|ring| !ring.close());
             state = self.lock();
+            state.ring = spoiled;
         } else {
             state.ring = ring;
         }
@@ -324,39 +320,28 @@ impl Arena {
             ebb_units::Bytes(bytes),
             began.elapsed().as_millis()
         ));
-        let ring = {
-            let mut state = self.lock();
-            if for_good {
-                return;
-            }
-            state.spare = 0;
-            ring.and_then(|id| state.ring.take_if(|known| known.id == id))
-        };
-        if let Some(ring) = ring {
-            self.dissolve(&ring);
+        if for_good {
+            return;
+        }
+        self.lock().spare = 0;
+        if ring.is_some() {
+            self.end_ring(ring);
         }
         core.link.poke();
     }
 
-    /// A segment that was the ring's takes bytes again. It is in `state` no more.
-    fn dissolve(&self, ring: &Ring) {
-        ring.close();
-        self.lock().close_as_it_is(ring.id);
-    }
-
-    /// A segment is about to leave: if it is the ring's, the ring ends.
-    pub(super) fn end_ring(&self, id: u64) {
-        let ring = {
-            let mut state = self.lock();
-            let ring = state.ring.take_if(|ring| ring.id == id);
-            if ring.is_some() {
-                (state.spare, state.wanted) = (0, 0);
-            }
-            ring
-        };
-        if let Some(ring) = ring {
-            ring.close();
+    /// The ring ends, if there is one and (with an id) it is that segment's; `None` if not. Its segment takes bytes again, unless something else is in the
+    /// way. `Some(false)`: its memory must not be used for anything else, and it stays the ring's, which takes nothing on.
+    pub(super) fn end_ring(&self, id: Option<u64>) -> Option<bool> {
+        let ring = self.lock().ring.clone();
+        let ring = ring.filter(|ring| id.is_none_or(|id| ring.id == id))?;
+        let free = ring.close();
+        let mut state = self.lock();
+        if free {
+            state.ring.take_if(|known| known.id == ring.id);
         }
+        state.close_as_it_is(ring.id);
+        Some(free)
     }
 }
 

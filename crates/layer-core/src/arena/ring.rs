@@ -39,7 +39,31 @@ pub(super) struct Part {
     pub(super) host: HostAddr,
     /// At most [`Ring::slot`].
     pub(super) len: u64,
-    pub(super) job: Arc<Job>,
+    pub(super) share: Share,
+}
+
+/// A part's share of its job. Who waits for the job hears of it whatever becomes of the part.
+#[derive(Debug)]
+pub(super) struct Share(Option<Arc<Job>>);
+
+impl Share {
+    pub(super) fn of(job: &Arc<Job>) -> Self {
+        Self(Some(Arc::clone(job)))
+    }
+
+    fn end(mut self, result: Result<(), DeviceError>) {
+        if let Some(job) = self.0.take() {
+            job.part_ended(result);
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if let Some(job) = self.0.take() {
+            job.part_ended(Err(DeviceError::Gone));
+        }
+    }
 }
 
 /// Parts that somebody waits for together.
@@ -91,6 +115,8 @@ struct Queue {
     threads: usize,
     /// No part is taken any more.
     closed: bool,
+    /// The engine may use a slot for ever, for all that is known.
+    spoiled: bool,
 }
 
 /// The ring and its threads.
@@ -150,7 +176,6 @@ impl Ring {
         self.slot
     }
 
-    /// Bytes of the segment that are used.
     /// Takes parts on, in order. `Err` if it takes none any more.
     pub(super) fn push(&self, parts: Vec<Part>) -> Result<(), Vec<Part>> {
         let mut queue = self.lock();
@@ -163,14 +188,15 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes no more, and waits until all that was taken on is done. The memory is free then.
-    pub(super) fn close(&self) {
+    /// Takes no more, and waits until all that was taken on is done. `false`: the memory must not be used for anything else all the same.
+    pub(super) fn close(&self) -> bool {
         let mut queue = self.lock();
         queue.closed = true;
         self.work.notify_all();
         while queue.threads > 0 {
             queue = self.ended.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
+        !queue.spoiled
     }
 
     /// Has its threads end, without waiting.
@@ -193,8 +219,11 @@ impl Ring {
 
     fn run(&self, core: &Arc<Core>, slots: [HostAddr; 2]) {
         let mut pending: Option<Pending> = None;
-        let mut broken = None;
-        while broken.is_none() {
+        let mut end = End {
+            ring: self,
+            broken: None,
+        };
+        while end.broken.is_none() {
             let next = self.next(pending.is_none());
             if next.is_none() && pending.is_none() {
                 break;
@@ -205,39 +234,48 @@ impl Ring {
             let begun = next.and_then(|part| {
                 let begun = begin(core, part, free, slots[free]);
                 begun.unwrap_or_else(|error| {
-                    broken = Some(error);
+                    end.broken = Some(error);
                     None
                 })
             });
             if let Some(before) = std::mem::replace(&mut pending, begun)
                 && let Err(error) = finish(core, before, slots)
             {
-                broken = Some(error);
+                end.broken = Some(error);
             }
         }
         if let Some(pending) = pending
             && let Err(error) = finish(core, pending, slots)
         {
-            broken = Some(error);
+            end.broken = Some(error);
         }
-        let mut queue = self.lock();
+    }
+}
+
+/// The end of a thread, also by a panic: whoever waits for the ring or for a part hears of it.
+struct End<'a> {
+    ring: &'a Ring,
+    broken: Option<DeviceError>,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.ring.lock();
         queue.threads -= 1;
-        // With a slot that the engine may use still the memory must not be used for anything else: this thread never came to its end.
-        let last = queue.threads == 0;
-        if broken.is_some() {
-            queue.closed = true;
+        if self.broken.is_some() || std::thread::panicking() {
+            (queue.closed, queue.spoiled) = (true, true);
         }
-        let left = if last {
+        let left = if queue.threads == 0 {
             std::mem::take(&mut queue.parts)
         } else {
             VecDeque::new()
         };
         drop(queue);
         for part in left {
-            part.job.part_ended(Err(broken.unwrap_or(DeviceError::Gone)));
+            part.share.end(Err(self.broken.unwrap_or(DeviceError::Gone)));
         }
-        self.work.notify_all();
-        self.ended.notify_all();
+        self.ring.work.notify_all();
+        self.ring.ended.notify_all();
     }
 }
 
@@ -252,14 +290,14 @@ fn begin(core: &Core, part: Part, slot: usize, at: HostAddr) -> Result<Option<Pe
         }
     };
     if let Err(error) = copied {
-        part.job.part_ended(Err(error));
+        part.share.end(Err(error));
         return Ok(None);
     }
     match memory.mark(part.direction) {
         Ok(marker) => Ok(Some(Pending { part, slot, marker })),
         Err(error) => {
             let settled = steps::settle(memory, part.direction);
-            part.job.part_ended(Err(error));
+            part.share.end(Err(error));
             if settled { Ok(None) } else { Err(error) }
         }
     }
@@ -274,12 +312,12 @@ fn finish(core: &Core, pending: Pending, slots: [HostAddr; 2]) -> Result<(), Dev
             if part.direction == Direction::Out {
                 core.config.host.copy(part.host, slots[slot], Bytes(part.len));
             }
-            part.job.part_ended(Ok(()));
+            part.share.end(Ok(()));
             Ok(())
         }
         Err(error) => {
             let settled = steps::settle(memory, part.direction);
-            part.job.part_ended(Err(error));
+            part.share.end(Err(error));
             if settled { Ok(()) } else { Err(error) }
         }
     }

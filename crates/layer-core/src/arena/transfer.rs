@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use ebb_alloc::Piece;
 use ebb_device::{DeviceError, DeviceMemory, Direction, HostAddr, Marker};
 
-use super::ring::{Job, Part, Ring};
+use super::ring::{Job, Part, Ring, Share};
 use super::rooms::room_of;
 use super::{Arena, State};
 use crate::device::Device;
@@ -222,7 +222,7 @@ fn cut(
                 dev: at + run.at + from,
                 host: host.offset(from),
                 len,
-                job: Arc::clone(&job),
+                share: Share::of(&job),
             });
             from += len;
         }

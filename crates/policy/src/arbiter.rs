@@ -8,6 +8,7 @@ use ebb_units::{Bytes, ClientId, DeviceId, OrderId, TaskId};
 use crate::action::{Action, DenyReason, Depth, Note, ReclaimReason, Refusal};
 use crate::config::PolicyConfig;
 use crate::event::{AskId, AskKind, Event, Outcome, TaskSpec, Tenant, Usage};
+use crate::stall::LONGEST;
 use crate::state::{Ask, Client, Device, RankKey, Task};
 use crate::table::Table;
 use crate::time::Time;
@@ -165,8 +166,10 @@ impl Arbiter {
             Event::AskCancelled { client, ask } => {
                 if self.known(client, out) {
                     // An unknown ask is normal here: the cancellation crossed the answer.
+                    let (now, retry) = (self.now, self.config.retry);
                     self.edit(client, |c| {
                         c.asks.retain(|a| a.id != ask);
+                        c.asks_changed(now, retry);
                         if c.restore_over() {
                             c.owed_restore = false;
                         }
@@ -499,6 +502,7 @@ impl Arbiter {
                 since: now,
             });
             c.restoring_until = now;
+            c.alone_for_at_most(now, LONGEST);
         });
         if kind == AskKind::Restore {
             self.bring_gang(task, out);
@@ -608,6 +612,7 @@ impl Arbiter {
         if !self.known(client, out) {
             return;
         }
+        let coming = self.clients[&client].incoming;
         let real = self.give_back(client, bytes, out);
         let open = self.edit(client, |c| {
             let Some(o) = c.order.as_mut().filter(|o| o.id == order) else {
@@ -617,7 +622,7 @@ impl Arbiter {
             o.last_progress = now;
             if o.depth == Depth::Evict {
                 // A restore that was cut short: the lease for it goes first.
-                c.incoming = c.incoming.saturating_sub(real);
+                c.incoming = coming.saturating_sub(real).min(c.lease);
                 c.restoring_until = now;
             }
             true
@@ -640,7 +645,7 @@ impl Arbiter {
         time: u64,
         out: &mut Vec<Action>,
     ) {
-        let (now, retry, retry_max) = (self.now, self.config.retry, self.config.retry_max);
+        let (now, retry, retry_max) = (self.now, self.config.retry, self.longest_pause(client));
         if !self.known(client, out) {
             return;
         }

@@ -28,7 +28,7 @@ struct Rank {
 }
 
 /// More than any card has.
-const MOST_SAID: Bytes = Bytes(1 << 48);
+pub(crate) const MOST_SAID: Bytes = Bytes(1 << 48);
 
 impl Totals {
     /// What a client adds to its part.
@@ -333,6 +333,7 @@ impl Arbiter {
         if let Some(part) = d.parts.get_mut(&c.task) {
             part.clients.remove(&id);
             part.sums.replace(&old.sums, &Totals::default());
+            part.stalled = part.stalled.saturating_sub(old.stalled);
             part.asking -= u32::from(old.asking);
             part.active -= u32::from(old.active);
             let ran = part.runs > 0;
@@ -354,6 +355,9 @@ impl Arbiter {
                 t.past_time.insert(c.device, part.virtual_time);
             }
         }
+        if old.asking {
+            self.look_at_stalled(c.task);
+        }
         Some(c)
     }
 
@@ -372,6 +376,7 @@ impl Arbiter {
             return;
         };
         let (task, device) = (c.task, c.device);
+        let stalled = self.stalled(c).min(MOST_SAID);
         self.touch_device(device);
         let config = &self.config;
         let now = self.now;
@@ -384,6 +389,7 @@ impl Arbiter {
         let old = c.linked;
         c.linked.sums = sums;
         c.linked.asking = asking;
+        c.linked.stalled = stalled;
         c.linked.active = active;
         let alone = c.runs_until(config);
         d.sums.replace(&old.sums, &sums);
@@ -396,6 +402,7 @@ impl Arbiter {
         part.runs = part.runs - u32::from(old.runs) + u32::from(runs);
         let counts = (ran, part.runs > 0);
         part.sums.replace(&old.sums, &sums);
+        part.stalled = part.stalled.saturating_sub(old.stalled).saturating_add(stalled);
         part.asking = part.asking - u32::from(old.asking) + u32::from(asking);
         part.active = part.active - u32::from(old.active) + u32::from(active);
         part.run_until = if part.clients.len() == 1 {
@@ -407,6 +414,9 @@ impl Arbiter {
         d.count_running(now, counts.0, counts.1);
         self.part_changed(device, task);
         self.index(id, device, task, old);
+        if asking != old.asking {
+            self.look_at_stalled(task);
+        }
     }
 
     /// The second half of [`Self::link`]: `before` is what was booked at its beginning.
@@ -508,6 +518,10 @@ impl Arbiter {
             .locked
             .saturating_sub(old.locked)
             .saturating_add(new.locked);
+        let barred = new.locked.max(new.stuck.saturating_add(part.stalled));
+        d.again |= part.barred != barred;
+        d.barred = d.barred.saturating_sub(part.barred).saturating_add(barred);
+        part.barred = barred;
         let contends = wanting.then_some(part.virtual_time);
         let (contended, tenant) = (part.contends.is_some(), t.spec.tenant);
         if part.contends != contends {

@@ -3,6 +3,7 @@
 use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
 
 use crate::Arbiter;
+use crate::book::MOST_SAID;
 use crate::state::{Client, Device, Holding, Totals};
 
 impl Arbiter {
@@ -91,6 +92,9 @@ impl Arbiter {
                 Totals::of(c)
             ));
         }
+        if l.stalled != self.stalled(c).min(MOST_SAID) {
+            return Err(format!("{id} is booked as stalled with {}", l.stalled));
+        }
         let index = &self.device_of(c).index;
         let held = match l.holding {
             Holding::Nothing => true,
@@ -131,12 +135,13 @@ impl Arbiter {
         let part = &d.parts[&task];
         let t = &self.tasks[&task];
         let mut sums = Totals::default();
-        let (mut asking, mut active) = (0, 0);
+        let (mut asking, mut active, mut stalled) = (0, 0, Bytes::ZERO);
         for id in &part.clients {
             let c = &self.clients[id];
             sums.replace(&Totals::default(), &Totals::of(c));
             asking += u32::from(!c.asks.is_empty());
             active += u32::from(c.linked.active);
+            stalled += c.linked.stalled;
         }
         let protected = t.protected(device, part.wanting());
         sums.locked = sums.stuck.max(protected.min(sums.held));
@@ -145,6 +150,12 @@ impl Arbiter {
         if real != booked {
             return Err(format!(
                 "{task} on {device} is booked as {booked:?} but is {real:?}"
+            ));
+        }
+        let barred = sums.locked.max(sums.stuck.saturating_add(stalled));
+        if (part.stalled, part.barred) != (stalled, barred) {
+            return Err(format!(
+                "{task} on {device} has {stalled} that is stalled, {barred} barred"
             ));
         }
         if part.contends.is_some() != part.wanting() || part.excess != d.index.excess.contains(&task) {
@@ -157,6 +168,10 @@ impl Arbiter {
         let mut sums = Totals::default();
         for part in d.parts.values() {
             sums.replace(&Totals::default(), &part.sums);
+        }
+        let barred: Bytes = d.parts.values().map(|part| part.barred).sum();
+        if barred != d.barred {
+            return Err(format!("{id} has {barred} barred but booked {}", d.barred));
         }
         let guaranteed: Bytes = self.tasks.values().map(|t| t.guaranteed(id)).sum();
         let kept: Bytes = self.tasks.values().map(|t| t.kept(id)).sum();

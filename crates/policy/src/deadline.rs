@@ -142,7 +142,7 @@ impl Arbiter {
             looked = Some(self.now);
             let waiting = d.index.rank.iter().take(LOOKED_AT).map(|key| self.candidate(key));
             let waiting: Vec<Candidate> = waiting
-                .filter(|c| !c.humble && self.possible(c))
+                .filter(|c| !c.humble && self.possible_now(c))
                 .take(CONSIDERED)
                 .collect();
             if !waiting.is_empty() {

@@ -36,6 +36,8 @@
 //!   for longer; a guess takes nothing from anybody who uses the GPU or waits.
 //! * **Lodging**: what a card has to spare is lent to what other cards evict, while nobody there waits and above a margin; whoever is
 //!   on that card and needs it comes first, before a byte is taken from any client there.
+//! * **Stalled**: who is refused because its work waits for its own allocation is served from the others, whoever stands before
+//!   it and needs what it has.
 //! * **Deadlock**: if all who hold what cannot be moved wait for more, the youngest of the lowest priority is refused.
 //! * **Refusals**: a client whose work does not end, or whose copies fail, is left alone for longer each time; others
 //!   are tried.
@@ -60,6 +62,7 @@ mod owed;
 pub mod predict;
 mod rank;
 mod schedule;
+mod stall;
 mod state;
 mod table;
 mod time;
@@ -68,7 +71,7 @@ mod view;
 mod waiting;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
-pub const RULES: u32 = 6;
+pub const RULES: u32 = 7;
 
 pub use action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;

@@ -193,7 +193,7 @@ impl Arbiter {
         }
         // Somebody who holds what is in the way and does not wait may let go of it. Two are needed to wait for each other.
         let mut holders = 0;
-        for part in d.parts.values().filter(|part| !part.sums.locked.is_zero()) {
+        for part in d.parts.values().filter(|part| !part.barred.is_zero()) {
             let all_wait = part.clients.iter().all(|id| {
                 let c = &self.clients[id];
                 !c.asks.is_empty() || c.held().is_zero()
@@ -206,10 +206,11 @@ impl Arbiter {
         if holders < 2 {
             return;
         }
+        let for_good = self.stalled_for_good(device);
         let mut victim: Option<(Candidate, ebb_units::Priority)> = None;
         for key in &d.index.rank {
             let c = self.candidate(key);
-            if self.possible(&c) {
+            if self.possible_now(&c) || (self.possible(&c) && !for_good) {
                 return;
             }
             let patient = key.since.after(self.config.patience) <= self.now;
@@ -218,7 +219,9 @@ impl Arbiter {
                 .iter()
                 .any(|a| a.kind == AskKind::Alloc);
             let priority = key.priority.0;
+            // What holds the place of what is guaranteed to somebody waits for more than is guaranteed to it: one of those goes.
             if patient
+                && key.burst
                 && allocs
                 && victim.as_ref().is_none_or(|(v, p)| {
                     (priority, core::cmp::Reverse(key.since)) < (*p, core::cmp::Reverse(v.since))
@@ -242,7 +245,7 @@ impl Arbiter {
         };
         let reason = DenyReason::Deadlock {
             footprint: c.lease.saturating_add(victim.need).saturating_add(victim.later),
-            usable: self.usable(victim.client),
+            usable: self.usable_now(victim.client),
         };
         self.deny(victim.client, ask, reason, true, out);
     }

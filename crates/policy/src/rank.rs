@@ -54,6 +54,8 @@ pub(crate) struct Candidate {
     pub(crate) starving: bool,
     /// It asks on a guess: nobody is taken from for it.
     pub(crate) humble: bool,
+    /// It cannot give what it has before it is served.
+    pub(crate) stalled: bool,
 }
 
 /// A client that runs, as it was when this was made.
@@ -72,6 +74,8 @@ pub(crate) struct Holder {
     pub(crate) earliest: Time,
     /// Something of it is away: it does not run yet.
     pub(crate) suspended: bool,
+    /// It waits for more than it can get at present.
+    pub(crate) blocked: bool,
 }
 
 /// What of a client says how long its turn lasts.
@@ -218,6 +222,7 @@ impl Arbiter {
             since: key.since,
             starving: !key.patient,
             humble: c.humble(self.now),
+            stalled: !c.linked.stalled.is_zero(),
         }
     }
 
@@ -239,6 +244,7 @@ impl Arbiter {
                 warned: c.warned.map(|(at, _)| at),
                 earliest: c.turn_start.after(self.config.min_turn),
                 suspended: c.suspended(),
+                blocked: self.blocked(key.client, c),
             });
         }
         holders
@@ -283,6 +289,9 @@ impl Arbiter {
 
     /// Whether one who runs has to give way to a candidate now.
     pub(crate) fn gives_way(&self, d: &Device, h: &Holder, next: &Candidate, claim: &Claim) -> bool {
+        if h.blocked && next.stalled {
+            return h.earliest <= self.now;
+        }
         // What rules most of them out comes first.
         let classes = self.config.preempt && !next.starving && claim.priority != h.priority;
         let too_soon = h.earliest > self.now || (!next.starving && h.virtual_time < claim.virtual_time);
@@ -291,6 +300,10 @@ impl Arbiter {
 
     /// When one who runs has to give way to a candidate.
     fn gives_way_at(&self, d: &Device, h: &Holder, next: &Candidate, claim: &Claim) -> Time {
+        if h.blocked && next.stalled {
+            // Its time does not grow while it waits, and it is not served before that one is.
+            return h.earliest;
+        }
         let higher = claim.priority > h.priority;
         if self.config.preempt && !next.starving && claim.priority != h.priority {
             return self.preempted_at(h.warned, higher);
@@ -315,7 +328,7 @@ impl Arbiter {
         let lowest = claims.iter().flatten().map(|c| c.virtual_time).min()?;
         // Nobody gives way before that: the turn that its copying and the least copying for any of these are worth, and until
         // it has caught up with the lowest. Most need not be looked at any closer than that.
-        let any_time = self.config.preempt || candidates.iter().any(|c| c.starving);
+        let any_time = self.config.preempt || candidates.iter().any(|c| c.starving || c.stalled);
         let most = claims.iter().flatten().map(|c| (c.virtual_time, c.back));
         let (latest, dearest) = most.fold((0, 0), |(v, back), c| (v.max(c.0), back.max(c.1)));
         let largest = candidates.iter().map(|c| c.short).max().unwrap_or_default();
@@ -474,7 +487,10 @@ impl Arbiter {
     }
 
     /// Whether a running client must give way to a waiting one.
-    pub(crate) fn turn_over(&self, holder: &Client, next: &Candidate) -> bool {
+    pub(crate) fn turn_over(&self, id: ClientId, holder: &Client, next: &Candidate) -> bool {
+        if next.stalled && self.blocked(id, holder) {
+            return holder.turn_start.after(self.config.min_turn) <= self.now;
+        }
         let (own, other) = (
             self.task_of(holder).spec.priority,
             self.tasks[&next.task].spec.priority,

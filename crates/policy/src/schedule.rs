@@ -138,7 +138,7 @@ impl Arbiter {
     /// An order without progress counts as refused.
     fn give_up_order(&mut self, id: ClientId, out: &mut Vec<Action>) {
         let (now, timeout) = (self.now, self.config.order_timeout);
-        let (retry, retry_max) = (self.config.retry, self.config.retry_max);
+        let (retry, retry_max) = (self.config.retry, self.longest_pause(id));
         let late = self.clients.get(&id).is_some_and(|c| {
             c.order
                 .as_ref()
@@ -243,11 +243,12 @@ impl Arbiter {
         last: bool,
         out: &mut Vec<Action>,
     ) {
-        let now = self.now;
+        let (now, retry) = (self.now, self.config.retry);
         self.edit(id, |c| {
             c.asks.retain(|a| a.id != ask);
             // It has its answer and goes on with it.
             c.last_touch = now;
+            c.asks_changed(now, retry);
         });
         out.push(Action::Deny {
             client: id,
@@ -448,7 +449,7 @@ impl Arbiter {
             .filter(|key| key.burst)
             .take(LOOKED_AT)
             .map(|key| self.candidate(key))
-            .find(|c| !c.humble && self.possible(c))?;
+            .find(|c| !c.humble && self.possible_now(c))?;
         let waited = next.since.after(self.config.patience) <= self.now;
         let owed = || {
             d.index
@@ -472,7 +473,7 @@ impl Arbiter {
         c.guaranteed
             || c.client == b.client
             || self.device_of(client).gathering == Some(c.client)
-            || (runs && !self.turn_over(client, b))
+            || (runs && !self.turn_over(c.client, client, b))
     }
 
     /// Grants what free room is enough for.
@@ -600,7 +601,7 @@ impl Arbiter {
                 .take_while(|key| !key.burst || !guaranteed_only)
                 .take(LOOKED_AT)
                 .map(|key| self.candidate(key))
-                .filter(|c| !c.humble && self.may_pass(c, barrier.as_ref()) && self.possible(c))
+                .filter(|c| !c.humble && self.may_pass(c, barrier.as_ref()) && self.possible_now(c))
                 .take(CONSIDERED)
                 .filter(|c| !hopeless(c))
                 .find_map(|c| {
@@ -639,8 +640,11 @@ impl Arbiter {
             self.edit(c.client, |c| c.turn_cost = cost);
         }
         self.grant_pieces(device, &c, out);
+        let trial = self.trial(device, plan.orders.iter().map(|order| order.0));
         for (victim, bytes, depth, reason) in plan.orders {
-            self.order(victim, bytes, depth, reason, out);
+            if !trial || depth == Depth::Unused || self.on_trial(victim) {
+                self.order(victim, bytes, depth, reason, out);
+            }
         }
     }
 
@@ -680,9 +684,9 @@ impl Arbiter {
     }
 
     fn grant(&mut self, id: ClientId, ask: AskId, bytes: Bytes, out: &mut Vec<Action>) {
-        let now = self.now;
+        let (now, retry) = (self.now, self.config.retry);
         let client = &self.clients[&id];
-        let was_active = self.active(client);
+        let was_active = self.active(client) && client.linked.stalled.is_zero();
         let d = self.device_of(client);
         debug_assert!(bytes <= d.free(), "a grant never passes the device");
         debug_assert!(
@@ -722,6 +726,7 @@ impl Arbiter {
                 // It was stopped for want of this; its turn starts here.
                 c.turn_start = now;
             }
+            c.asks_changed(now, retry);
             let served = !c.wants_back() && (c.asks.is_empty() || (complete && kind == AskKind::Alloc));
             Some((complete, served))
         });

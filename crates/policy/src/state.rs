@@ -44,6 +44,8 @@ pub(crate) struct Device {
     pub(crate) guaranteed: Bytes,
     /// Of that: never lent.
     pub(crate) kept: Bytes,
+    /// Sum over the parts.
+    pub(crate) barred: Bytes,
     pub(crate) index: Index,
     /// Time that one task would have had by now if all that ran had shared the GPU evenly, up to `gpu_at`.
     pub(crate) gpu: u64,
@@ -86,6 +88,7 @@ impl Device {
             sums: Totals::default(),
             guaranteed: Bytes::ZERO,
             kept: Bytes::ZERO,
+            barred: Bytes::ZERO,
             index: Index::default(),
             gpu: 0,
             gpu_at: Time::default(),
@@ -225,6 +228,10 @@ pub(crate) struct Part {
     pub(crate) runs: u32,
     /// What nothing may take from it at present.
     pub(crate) protected: Bytes,
+    /// Sum over its clients: what the stalled ones hold.
+    pub(crate) stalled: Bytes,
+    /// What nobody else can get of it before somebody who is stalled is served.
+    pub(crate) barred: Bytes,
     /// Weighted time of its dominant resource on the device, up to `settled_at`.
     pub(crate) virtual_time: u64,
     pub(crate) settled_at: Time,
@@ -349,6 +356,8 @@ pub(crate) struct Linked {
     pub(crate) waited: bool,
     /// It is not taken from for a while.
     pub(crate) guarded: bool,
+    /// What of it nobody can get as long as its task waits.
+    pub(crate) stalled: Bytes,
     /// An order is open, whatever for.
     pub(crate) ordered: bool,
     pub(crate) spare: Option<HoldKey>,
@@ -368,7 +377,7 @@ impl Linked {
                 (l.need, l.least, l.waited),
                 l.active,
                 l.movable,
-                l.guarded,
+                (l.guarded, l.stalled),
                 l.ordered,
                 l.spare.is_some(),
             )
@@ -391,6 +400,7 @@ impl Default for Linked {
             movable: Bytes::ZERO,
             waited: false,
             guarded: false,
+            stalled: Bytes::ZERO,
             ordered: false,
             spare: None,
             order: false,
@@ -587,6 +597,8 @@ pub(crate) struct Client {
     pub(crate) owed_until: Time,
     pub(crate) leave_alone_until: Time,
     pub(crate) pause: Duration,
+    /// The first of the refusals that made the pause so long; says nothing if there is no pause.
+    pub(crate) refused_since: Time,
     /// Counts as active while it is left alone: its GPU work did not end.
     pub(crate) busy: bool,
     pub(crate) idle_released: bool,
@@ -633,6 +645,7 @@ impl Client {
             owed_until: Time::default(),
             leave_alone_until: now,
             pause: Duration::ZERO,
+            refused_since: now,
             busy: false,
             idle_released: false,
             settled: false,
@@ -703,6 +716,7 @@ impl Client {
     /// Leaves it alone for longer each time.
     pub(crate) fn back_off(&mut self, now: Time, first: Duration, most: Duration, busy: bool) -> u64 {
         self.pause = if self.pause.is_zero() {
+            self.refused_since = now;
             first
         } else {
             self.pause.saturating_mul(2).min(most)

@@ -290,9 +290,10 @@ impl Arbiter {
         if !stopped && self.active(c) {
             let over = || match running {
                 Some((h, claim)) => self.gives_way(self.device_of(c), h, r, claim),
-                None => self.turn_over(c, r),
+                None => self.turn_over(id, c, r),
             };
-            let yields = r.guaranteed || (over() && (c.asks.is_empty() || self.goes_before(r, c)));
+            let behind = || c.asks.is_empty() || self.goes_before(r, c) || self.blocked(id, c);
+            let yields = r.guaranteed || (over() && behind());
             return Some(if yields {
                 Willing::TurnOver
             } else {
@@ -305,9 +306,7 @@ impl Arbiter {
         let before = r.guaranteed
             || self.device_of(c).gathering == Some(r.client)
             || self.goes_before(r, c)
-            || c.linked
-                .rank
-                .is_some_and(|key| key.client == id && !self.possible(&self.candidate(&key)));
+            || self.blocked(id, c);
         before.then_some(Willing::Waiting)
     }
 

@@ -313,6 +313,11 @@ impl crate::Arbiter {
                 "needs {need}, but others that are active leave {usable} beside what they requested"
             );
         }
+        if !self.possible_now(&me) {
+            return format!(
+                "needs {need}, but those who hold it wait themselves and are busy until they are served"
+            );
+        }
         let holder = self
             .on(c.device)
             .filter(|(other, o)| *other != id && self.active(o) && !o.suspended())

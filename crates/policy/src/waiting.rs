@@ -44,6 +44,11 @@ pub enum Stuck {
         /// What it could have.
         usable: Bytes,
     },
+    /// Others wait as well and are busy until they are served: without what they hold no more than this is left for it.
+    Stalled {
+        /// What it could have.
+        usable: Bytes,
+    },
 }
 
 impl Wait {
@@ -76,6 +81,11 @@ impl Arbiter {
         let stuck = over.map(Stuck::Limit).or_else(|| {
             (!self.possible(&me)).then(|| Stuck::Requested {
                 usable: self.usable(id),
+            })
+        });
+        let stuck = stuck.or_else(|| {
+            (!self.possible_now(&me)).then(|| Stuck::Stalled {
+                usable: self.usable_now(id),
             })
         });
         let gathering = d.gathering == Some(id);

@@ -272,6 +272,11 @@ impl Driver {
             Some(Stuck::Requested { usable }) => {
                 return format!("{text}; others use what they requested, which leaves {usable} for it");
             }
+            Some(Stuck::Stalled { usable }) => {
+                return format!(
+                    "{text}; others wait as well and are busy until they are served, which leaves {usable} for it"
+                );
+            }
             None => {}
         }
         if let Some(room) = wait.limit_room {

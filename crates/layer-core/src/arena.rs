@@ -111,8 +111,8 @@ struct State {
     unpinned: bool,
     /// Where what is not pinned is copied through, if there is one.
     ring: Option<Arc<Ring>>,
-    /// There will be one in a moment.
-    ring_comes: bool,
+    /// There will be one in a moment, in this segment.
+    ring_comes: Option<u64>,
     /// Room for a ring, wanted besides what is for bytes.
     spare: u64,
     /// Some segments were unpinned ahead of a hibernation.
@@ -276,6 +276,9 @@ impl Arena {
         let alone = state.segments.len() == 1 && state.jobs.is_empty();
         for (id, bytes) in state.slots.empty() {
             let ring = state.ring.as_ref().is_some_and(|ring| ring.id == id);
+            if state.ring_comes == Some(id) {
+                continue;
+            }
             let Some(segment) = state.segments.get_mut(&id) else {
                 continue;
             };
@@ -746,12 +749,12 @@ fn arriving_fd(fds: &[ChildSlot], core: &Core, fd: &OurFd) {
 
 impl State {
     fn has_no_ring(&self) -> bool {
-        self.ring.is_none() && !self.ring_comes
+        self.ring.is_none() && self.ring_comes.is_none()
     }
 
     /// A segment takes pieces in, unless something is in the way.
     fn close_as_it_is(&mut self, id: u64) {
-        let ring = self.ring.as_ref().is_some_and(|ring| ring.id == id);
+        let ring = self.ring.as_ref().is_some_and(|ring| ring.id == id) || self.ring_comes == Some(id);
         let in_the_way = |s: &Segment| s.leaving || s.unknown || !s.tier.is_here();
         let closed = ring || self.segments.get(&id).is_none_or(in_the_way);
         self.slots.set_closed(id, closed);

@@ -217,10 +217,14 @@ impl Arena {
             let mut guard = self.lock();
             let state = &mut *guard;
             let early = std::mem::take(&mut state.early.any);
-            if !std::mem::take(&mut state.unpinned) & !early {
+            let nothing = !std::mem::take(&mut state.unpinned) & !early;
+            let Some(device) = device.filter(|_| !nothing) else {
+                // Room for a ring is not needed.
+                if !only_ring {
+                    state.spare = 0;
+                }
                 return;
-            }
-            let Some(device) = device else { return };
+            };
             let ring = state.place_for_ring();
             let mut rest = Vec::new();
             for (id, segment) in &mut state.segments {
@@ -249,7 +253,7 @@ impl Arena {
                 let segment = state.segments.get_mut(&id)?;
                 segment.pinning = true;
                 let (host, bytes) = (segment.host, segment.bytes);
-                state.ring_comes = true;
+                state.ring_comes = Some(id);
                 state.slots.set_closed(id, true);
                 Some(One {
                     id,
@@ -297,7 +301,7 @@ impl Arena {
             None
         };
         let mut state = self.lock();
-        state.ring_comes = false;
+        state.ring_comes = None;
         if state.unpinned {
             // It sleeps again.
             drop(state);
@@ -308,7 +312,8 @@ impl Arena {
             state.ring = ring;
         }
         state.close_as_it_is(one.id);
-        self.work.notify_all();
+        // What was asked back meanwhile passed this segment by.
+        self.send_off(&mut state);
         drop(state);
         core.wake_devices();
     }
@@ -341,6 +346,8 @@ impl Arena {
             state.ring.take_if(|known| known.id == ring.id);
         }
         state.close_as_it_is(ring.id);
+        // What was asked back meanwhile passed this segment by.
+        self.send_off(&mut state);
         Some(free)
     }
 }
@@ -353,7 +360,7 @@ impl State {
 
     /// A segment with nothing in it.
     fn place_for_ring(&self) -> Option<u64> {
-        if self.ring.is_some() || self.ring_comes {
+        if !self.has_no_ring() {
             return None;
         }
         let empty = self.slots.empty();

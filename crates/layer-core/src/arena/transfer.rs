@@ -75,7 +75,7 @@ impl State {
         match self.segments.get(&id) {
             Some(segment) if segment.registered.is_some() => Way::Straight,
             Some(_) if self.ring.is_some() => Way::Ring,
-            Some(segment) if segment.pinning || self.ring_comes => Way::Pinning,
+            Some(segment) if segment.pinning || self.ring_comes.is_some() => Way::Pinning,
             // Nothing will pin it: the driver copies it as it is.
             _ => Way::Straight,
         }

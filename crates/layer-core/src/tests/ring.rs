@@ -263,6 +263,11 @@ fn a_hibernation_that_does_not_come_leaves_all_pinned() {
         });
         rig.until("a connection", |rig| rig.engine.core.link.epoch() != 0);
         assert!(rig.holds(at, 64 * G, 7));
+        rig.until("room for a ring is wanted no more", |rig| {
+            rig.engine.core.arena.want(64 * G).is_none_or(
+                |want| matches!(want, ToDaemon::ArenaWant { bytes, .. } if bytes == Bytes(64 * G)),
+            )
+        });
         rig.assert_clean();
         rig.engine.free(at).unwrap();
         rig.assert_gone_after_detach();

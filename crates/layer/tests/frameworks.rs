@@ -94,9 +94,9 @@ fn a_loop_maps_nothing() {
     program.finish();
 }
 
-/// cuda-python#2345 and pytorch's own settings: what is wrong in them is said, and changes nothing.
+/// What is wrong in the settings is said, and changes nothing.
 #[test]
-fn bug_145_wrong_settings_are_said() {
+fn wrong_settings_are_said() {
     let bench = Bench::new();
     let (_daemon, mut program) = told(&bench, Bytes(u64::MAX), "granularity:7");
     assert_eq!(program.say("hold 3"), "hold True");
@@ -105,6 +105,21 @@ fn bug_145_wrong_settings_are_said() {
         said.contains("granularity") && said.contains("EBB_POOL is not used"),
         "{said}"
     );
+    program.finish();
+}
+
+/// pytorch/pytorch#133281, rmm#1362: with an allocator of one's own nobody could say how much memory a program had needed at most.
+#[test]
+fn bug_145_peaks_can_be_read_and_begin_anew() {
+    let bench = Bench::new();
+    let (_daemon, mut program) = told(&bench, Bytes(u64::MAX), "");
+    assert_eq!(program.say("hold 40"), "hold True");
+    assert_eq!(program.say("drop 1"), "drop ");
+    assert_eq!(program.say("hold 6"), "hold True");
+    assert_eq!(program.say("peaks"), "peaks 40 40");
+    assert_ne!(program.say("trim"), "trim 0");
+    assert_eq!(program.say("anew"), "anew ");
+    assert_eq!(program.say("peaks"), "peaks 6 6");
     program.finish();
 }
 

@@ -315,7 +315,7 @@ impl<D: Driver> Front<D> {
     }
 
     /// Tells the pool how far all streams are that keep something free.
-    fn ask(&self) {
+    pub fn ask(&self) {
         let streams = lock(&self.pool).streams();
         for stream in streams {
             let done = self.driver.done(stream);

@@ -27,7 +27,7 @@ use ebb_alloc::front::{AllocateError, Front, FrontStats, Keep};
 use ebb_alloc::pool::{Config, Stream, pickle};
 use ebb_device::{Location, Props};
 use ebb_units::Bytes;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::core::Core;
 use crate::engine::Engine;
@@ -37,6 +37,9 @@ use tables::{AsOwner, Tables};
 
 /// What a program used in the last two of these is what it needs: longer than an iteration of a training loop.
 const PERIOD: Duration = Duration::from_secs(5);
+
+/// So many numbers of streams, and those that have ended are forgotten.
+const MANY: usize = 64;
 
 /// In whose order a block is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,11 +152,40 @@ impl One {
         if self.front.size(at).is_none() {
             return Err(FreeError::Invalid);
         }
-        let extra = self.unmark(at);
+        let mut extra = self.unmark(at);
         let stream = extra.private.unwrap_or_else(|| self.number(order));
+        if stream == streams::UNKNOWN {
+            extra.others.push(streams::ANY);
+        }
         self.front
             .free(at, stream, &extra.others)
             .map_err(|_| FreeError::Invalid)
+    }
+
+    /// Forgets streams that have ended.
+    fn sweep(&self) {
+        let ended = self.streams().ended();
+        if ended.is_empty() {
+            return;
+        }
+        let named: FxHashSet<Stream> = {
+            let extras = self.extras();
+            let of = |extra: &Extra| {
+                extra
+                    .others
+                    .iter()
+                    .copied()
+                    .chain(extra.private)
+                    .collect::<Vec<_>>()
+            };
+            extras.values().flat_map(of).collect()
+        };
+        for stream in ended {
+            if !named.contains(&stream) {
+                self.front.end(stream);
+                self.streams().forget(stream);
+            }
+        }
     }
 
     /// Gives back idle memory, so many bytes if there are; how much went. Waits for nothing.
@@ -263,6 +295,10 @@ pub(crate) fn streams_go(core: &Core, which: impl Fn(&StreamKey) -> bool + Copy,
             // What threads keep of it belongs before its last mark.
             one.front.flush(0);
             one.streams().goes(core.streamed.fences().as_ref(), which, over);
+            if one.streams().len() > MANY {
+                one.front.ask();
+                one.sweep();
+            }
         }
     }
 }
@@ -399,6 +435,7 @@ impl Engine {
         let before = one.front.stats().pool.released_total;
         one.front.settle();
         let _ = one.front.trim();
+        one.sweep();
         one.front.stats().pool.released_total - before
     }
 

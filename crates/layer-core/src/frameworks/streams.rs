@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_alloc::pool::{Mark, Stream};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::core::Core;
 use crate::device::Device;
@@ -32,7 +32,9 @@ const PAUSE: Duration = Duration::from_micros(200);
 pub(super) const WAITED: Stream = Stream(1);
 /// Where nobody knows which stream uses it.
 pub(super) const UNKNOWN: Stream = Stream(2);
-const FIRST: u64 = 3;
+/// A second one of those: what both use is nobody's before the device has been quiet.
+pub(super) const ANY: Stream = Stream(3);
+const FIRST: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -83,6 +85,7 @@ impl Streams {
     pub(super) fn new() -> Self {
         let mut all = FxHashMap::default();
         all.insert(UNKNOWN.0, One::new(Kind::Quiet));
+        all.insert(ANY.0, One::new(Kind::Quiet));
         Self {
             book: Mutex::new(Book {
                 by_key: FxHashMap::default(),
@@ -149,7 +152,8 @@ impl Streams {
                 one.given += 1;
                 Mark(one.given)
             }
-            None => Mark(u64::MAX),
+            // It has ended, its work done.
+            None => Mark(0),
         }
     }
 
@@ -163,7 +167,7 @@ impl Streams {
             self.look(&*fences, stream);
         }
         let book = self.book();
-        Mark(book.all.get(&stream.0).map_or(0, |one| one.done))
+        Mark(book.all.get(&stream.0).map_or(u64::MAX, |one| one.done))
     }
 
     /// Records an event behind the last mark, if none stands for it.
@@ -317,6 +321,31 @@ impl Streams {
                 }
             }
         }
+    }
+
+    /// Numbers that nobody gets from [`Self::number`] any more and whose work is done.
+    pub(super) fn ended(&self) -> Vec<Stream> {
+        let book = self.book();
+        let reached: FxHashSet<Stream> = book.by_key.values().copied().collect();
+        let over = |number: u64, one: &One| {
+            one.kind == Kind::Quiet
+                && number >= FIRST
+                && one.done >= one.given
+                && one.fences.is_empty()
+                && !reached.contains(&Stream(number))
+        };
+        let all = book.all.iter().filter(|(number, one)| over(**number, one));
+        all.map(|(number, _)| Stream(*number)).collect()
+    }
+
+    /// Such a number is not in use any more.
+    pub(super) fn forget(&self, stream: Stream) {
+        self.book().all.remove(&stream.0);
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.book().all.len()
     }
 
     /// Whether it has any stream of those.

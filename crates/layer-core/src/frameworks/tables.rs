@@ -194,11 +194,17 @@ impl Tables {
     pub(super) fn tear_down(&self, engine: &Engine) {
         let made = std::mem::take(&mut *self.made());
         let mut failed = 0;
-        for (at, len) in made.maps {
-            failed += u32::from(self.unmap(engine, at, len).is_err());
-        }
+        // What is away goes where it is. After that nothing of it is to be brought back for the rest.
+        let there: Vec<(u64, u64)> = made
+            .maps
+            .into_iter()
+            .filter(|(at, len)| !engine.vmm_unmap_away(*at, *len))
+            .collect();
         for handle in made.chunks.into_values() {
             let _ = engine.vmm_release(handle);
+        }
+        for (at, len) in there {
+            failed += u32::from(self.unmap(engine, at, len).is_err());
         }
         for (at, len) in made.ranges {
             failed += u32::from(self.device.memory.free_reservation(at, len).is_err());

@@ -227,6 +227,11 @@ for line in sys.stdin:
     elif word == "stats":
         now = figures()
         answer = f"{now.requested // MIB} {now.allocated // MIB} {now.reserved // MIB}"
+    elif word == "peaks":
+        now = figures()
+        answer = f"{now.reserved_peak // MIB} {now.allocated_peak // MIB}"
+    elif word == "anew":
+        pool.ebb_pool_reset_peaks(0)
     elif word == "report":
         answer = [event["text"] for event in report()["engine"]["events"] if "EBB_POOL" in event["text"]]
     print(word, answer, flush=True)

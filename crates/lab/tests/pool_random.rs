@@ -309,3 +309,59 @@ fn lifetimes_of_whole_granules_need_what_is_live() {
         assert_eq!(outcome.peak_physical, outcome.peak_live, "seed {seed}");
     }
 }
+
+/// Many small blocks, of which few stay, everywhere; a pause; then large ones instead.
+fn scattered(seed: u64) -> Vec<Event> {
+    let mut program = Program::new(seed ^ 0xad5);
+    let size = program.random.of(&[8, 16, 64, 200]) * KIB;
+    let keeps = program.random.of(&[8, 16, 32, 64]);
+    let small: Vec<u32> = (0..(512 << 20) / size).map(|_| program.allocate(size)).collect();
+    let (mut kept, mut freed) = (0, Vec::new());
+    for slot in small {
+        if program.random.one_in(keeps) {
+            kept += size;
+        } else {
+            freed.push(slot);
+        }
+    }
+    program.free_all(freed);
+    program.now_ns += 1_000_000_000;
+    let mut left = (512 << 20) - kept;
+    while left > 32 << 20 {
+        let size = (1 + program.random.below(16)) << 20;
+        program.allocate(size);
+        left -= size;
+    }
+    program.events
+}
+
+#[test]
+fn a_pause_brings_scattered_blocks_together() {
+    let options = Options {
+        capacity: 1 << 62,
+        ..Options::default()
+    };
+    let mut plain = 1f64;
+    for seed in 0..cases(8) {
+        let events = scattered(seed);
+        let ratio = |mut ours: Ours| {
+            let outcome = replay(events.iter().cloned(), &mut ours, &options)
+                .unwrap_or_else(|broken| panic!("{broken}"));
+            ours.pool()
+                .check()
+                .unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+            (
+                outcome.peak_physical as f64 / outcome.peak_live as f64,
+                outcome.copied,
+            )
+        };
+        let ((apart, _), (together, copied)) = (ratio(Ours::new(1 << 62)), ratio(Ours::meshing(1 << 62)));
+        eprintln!(
+            "seed {seed}: {apart:.3} without, {together:.3} with meshing, {} MiB copied",
+            copied >> 20
+        );
+        assert!(together <= apart, "seed {seed}");
+        plain = plain.max(apart);
+    }
+    assert!(plain > 1.5, "{plain}: the test is none");
+}

@@ -220,6 +220,12 @@ impl Pool {
         (self.chunks.physical(), self.counters.maps)
     }
 
+    /// Bytes that were copied to mesh granules.
+    #[must_use]
+    pub const fn copied(&self) -> u64 {
+        self.counters.copied
+    }
+
     /// What the live blocks were asked for.
     #[must_use]
     pub const fn requested(&self) -> u64 {

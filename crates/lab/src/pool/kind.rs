@@ -15,6 +15,8 @@ const UNIT: u64 = 512;
 pub enum Kind {
     /// Our pool.
     Ebb,
+    /// Our pool, which meshes granules in every pause.
+    EbbMesh,
     /// The smallest hole of one arena.
     BestFit,
     /// The lowest hole of one arena.
@@ -31,8 +33,9 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, ours first.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Ebb,
+        Self::EbbMesh,
         Self::BestFit,
         Self::FirstFit,
         Self::Buddy,
@@ -46,6 +49,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Ebb => "ebb",
+            Self::EbbMesh => "ebb-mesh",
             Self::BestFit => "best-fit",
             Self::FirstFit => "first-fit",
             Self::Buddy => "buddy",
@@ -53,6 +57,11 @@ impl Kind {
             Self::TorchExpandable => "pytorch-expandable",
             Self::Gmlake => "gmlake",
         }
+    }
+
+    /// Those that are replayed if nobody says which: pauses of a recording are no time in which a program may be stopped.
+    pub fn usual() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|kind| *kind != Self::EbbMesh)
     }
 
     /// The one of this name.
@@ -66,6 +75,7 @@ impl Kind {
     pub fn make(self, capacity: u64) -> Box<dyn Policy> {
         match self {
             Self::Ebb => Box::new(Ours::new(capacity)),
+            Self::EbbMesh => Box::new(Ours::meshing(capacity)),
             Self::BestFit => Box::new(Fit::new(Choice::Best, capacity, UNIT)),
             Self::FirstFit => Box::new(Fit::new(Choice::First, capacity, UNIT)),
             Self::Buddy => Box::new(Buddy::new(capacity)),

@@ -38,6 +38,7 @@ impl Backing for Able {
 #[derive(Debug)]
 pub struct Ours {
     pool: Pool,
+    meshes: bool,
 }
 
 impl Ours {
@@ -49,7 +50,16 @@ impl Ours {
         let mut pool = Pool::new(config);
         let added = pool.add_range(ADDRESSES.start, ADDRESSES.end - ADDRESSES.start);
         debug_assert!(added, "an empty pool takes any whole granules");
-        Self { pool }
+        Self { pool, meshes: false }
+    }
+
+    /// One that brings small blocks together whenever nothing happens: then all work is done and none is queued.
+    #[must_use]
+    pub fn meshing(capacity: u64) -> Self {
+        Self {
+            meshes: true,
+            ..Self::new(capacity)
+        }
     }
 
     /// The pool, for figures that other policies do not have.
@@ -127,6 +137,23 @@ impl Policy for Ours {
             let (done, _) = plan.run(&mut Able);
             self.pool.finish(plan, done);
         }
+    }
+
+    fn idle(&mut self, _now_ns: u64) {
+        if !self.meshes {
+            return;
+        }
+        self.pool.all_done();
+        for pair in self.pool.meshable() {
+            if let Some(plan) = self.pool.mesh(pair) {
+                let (done, _) = plan.run(&mut Able);
+                self.pool.finish(plan, done);
+            }
+        }
+    }
+
+    fn copied(&self) -> u64 {
+        self.pool.copied()
     }
 
     fn figures(&self) -> Figures {

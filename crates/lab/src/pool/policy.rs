@@ -62,6 +62,11 @@ pub trait Policy {
     /// Nothing will happen for a while: time for what need not be done at once.
     fn idle(&mut self, _now_ns: u64) {}
 
+    /// Bytes of live blocks that it has copied so far.
+    fn copied(&self) -> u64 {
+        0
+    }
+
     /// Where it stands. Called after every event: it should cost little.
     fn figures(&self) -> Figures;
 }

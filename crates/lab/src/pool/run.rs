@@ -50,6 +50,8 @@ pub struct Outcome {
     pub refused: u64,
     /// Refusals of blocks that do fit beside what is live: faults of the policy.
     pub unjustified: u64,
+    /// Bytes of live blocks that it copied.
+    pub copied: u64,
     /// What it held over time.
     pub timeline: Timeline,
 }
@@ -120,6 +122,7 @@ pub fn replay(
         run.step(&event, policy)
             .map_err(|fault| Broken { event: number, fault })?;
     }
+    run.outcome.copied = policy.copied();
     run.outcome.late_map_calls = run.outcome.map_calls - run.outcome.timeline.map_calls_at_half();
     Ok(run.outcome)
 }
@@ -217,6 +220,7 @@ impl Run {
 #[derive(Debug)]
 pub struct Fast {
     lag_ns: u64,
+    before_ns: u64,
     addresses: Vec<Option<u64>>,
 }
 
@@ -226,6 +230,7 @@ impl Fast {
     pub fn new(slots: u32, options: &Options) -> Self {
         Self {
             lag_ns: options.lag_ns,
+            before_ns: 0,
             addresses: vec![None; slots as usize],
         }
     }
@@ -235,6 +240,10 @@ impl Fast {
         let mut operations = 0;
         for event in events {
             let now_ns = event.at_ns;
+            if now_ns.saturating_sub(self.before_ns) >= IDLE_NS {
+                policy.idle(self.before_ns);
+            }
+            self.before_ns = now_ns;
             match event.op {
                 Op::Allocate { slot, size, stream } => {
                     operations += 1;

@@ -43,13 +43,16 @@ With --interleave the traces are the jobs of a day: at random times one comes, p
 ends, every third before its time. What is refused is counted on a card that is 2 % larger than the most that is live at
 once, unless --capacity says otherwise; all other figures are of a card without bound.
 
+ebb-mesh is ebb that stops the program in every pause of more than a millisecond to bring small blocks together, by copying, at
+the same addresses.
+
 Snapshots are read without running any code of theirs. What can be read, and how to write traces of your own:
 docs/pool-traces.md. Files may be packed with gzip.")]
 pub(crate) struct PoolArgs {
     /// What is replayed, each file by itself unless they are interleaved
     #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_hint = ValueHint::FilePath)]
     pub trace: Vec<PathBuf>,
-    /// Which allocators [default: all]
+    /// Which allocators [default: all but ebb-mesh]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = kinds())]
     pub policy: Vec<Kind>,
     /// Bytes of one unit, in traces of buffer lifetimes, which have no unit of their own
@@ -170,7 +173,7 @@ pub(crate) fn pool(args: &PoolArgs) -> Result<()> {
         ));
     }
     let kinds = if args.policy.is_empty() {
-        Kind::ALL.to_vec()
+        Kind::usual().collect::<Vec<_>>()
     } else {
         args.policy.clone()
     };
@@ -392,7 +395,7 @@ mod tests {
 
     /// All baselines on it, with times that do not depend on the machine.
     pub(super) fn replayed() -> Replayed {
-        let kinds = Kind::ALL.into_iter().filter(|kind| kind.name() != "ebb");
+        let kinds = Kind::usual().filter(|kind| kind.name() != "ebb");
         let capacity = Some(Bytes::mib(33));
         let mut replayed = one(Source::Trace(&trace()), &kinds.collect::<Vec<_>>(), capacity).unwrap();
         for (row, ns) in replayed.rows.iter_mut().zip(10..) {

@@ -20,8 +20,8 @@ const BOTTOM: f64 = 26.0;
 const COLUMNS: usize = 880;
 
 /// Colours that the colour-blind tell apart, light on dark and dark on light.
-const COLOURS: [&str; 7] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f7f7f",
+const COLOURS: [&str; 8] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f7f7f", "#6a3d9a",
 ];
 
 const STYLE: &str = "\

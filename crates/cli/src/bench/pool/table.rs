@@ -32,20 +32,43 @@ fn summary(done: &[Replayed], to: &mut impl Write) -> std::io::Result<()> {
         .flat_map(|replayed| &replayed.rows)
         .map(|row| row.kind);
     let policies: BTreeSet<Kind> = policies.collect();
-    let mut columns = vec![("OVER LIVE", Align::Left)];
-    columns.extend(policies.iter().map(|kind| (kind.name(), Align::Right)));
-    let mut table = Table::new(&columns);
+    let mut columns = vec![("% OVER LIVE", Align::Left)];
+    columns.extend(policies.iter().map(|&kind| {
+        let name = match kind {
+            Kind::BestFit => "best",
+            Kind::FirstFit => "first",
+            Kind::TorchExpandable => "expandable",
+            other => other.name(),
+        };
+        (name, Align::Right)
+    }));
+    let mut rows = Vec::new();
     for replayed in done {
         let mut cells = vec![short(&replayed.name)];
         for &kind in &policies {
             let row = replayed.rows.iter().find(|row| row.kind == kind);
-            cells.push(row.map_or_else(|| "-".into(), |row| over_live(&row.outcome)));
+            let cell = row.map_or_else(|| "-".into(), |row| over_live(&row.outcome));
+            cells.push(cell.trim_end_matches(" %").to_owned());
         }
+        rows.push(cells);
+    }
+    let widths = (1..columns.len()).map(|column| {
+        let cells = rows.iter().map(|cells| cells[column].len());
+        2 + cells.max().unwrap_or(0).max(columns[column].0.len())
+    });
+    let left = TERMINAL.saturating_sub(widths.sum()).max(columns[0].0.len());
+    let mut table = Table::new(&columns);
+    for mut cells in rows {
+        cells[0] = fitted(&cells[0], left);
         table.row(cells);
     }
     writeln!(to)?;
     table.write(to, 0)
 }
+
+/// The column that gives way to others: all fit into a terminal of 80.
+const LATE: usize = 4;
+const TERMINAL: usize = 80;
 
 fn one(replayed: &Replayed, to: &mut impl Write) -> std::io::Result<()> {
     writeln!(to, "{BOLD}{}{RESET}", harmless(&short(&replayed.name)))?;
@@ -54,18 +77,22 @@ fn one(replayed: &Replayed, to: &mut impl Write) -> std::io::Result<()> {
     }
     let mut columns = vec![
         ("POLICY", Align::Left),
-        ("PEAK PHYSICAL", Align::Right),
+        ("PHYSICAL", Align::Right),
         ("OVER LIVE", Align::Right),
         ("MAP CALLS", Align::Right),
-        ("IN 2ND HALF", Align::Right),
+        ("2ND HALF", Align::Right),
         ("NS/OP", Align::Right),
     ];
     let bounded = replayed.rows.iter().any(|row| row.bounded.is_some());
     if bounded {
-        columns.extend([("REFUSED", Align::Right), ("FOR NO REASON", Align::Right)]);
+        columns.extend([("REFUSED", Align::Right), ("NEEDLESS", Align::Right)]);
+        columns.remove(LATE);
     }
     let mut table = Table::new(&columns);
-    for cells in cells(replayed) {
+    for mut cells in cells(replayed) {
+        if bounded {
+            cells.remove(LATE);
+        }
         table.row(cells);
     }
     table.write(to, 2)
@@ -90,6 +117,10 @@ pub(super) fn facts(replayed: &Replayed) -> Vec<String> {
         }
     }
     facts.extend_from_slice(&replayed.notes);
+    for row in replayed.rows.iter().filter(|row| row.outcome.copied > 0) {
+        let copied = amount(row.outcome.copied);
+        facts.push(format!("{} copied {copied} of live blocks", row.kind.name()));
+    }
     facts
 }
 
@@ -125,6 +156,20 @@ pub(super) fn cells(replayed: &Replayed) -> Vec<Vec<String>> {
         all.push(cells);
     }
     all
+}
+
+/// A file's name in so many columns: without what says how it is written, then without its middle.
+fn fitted(name: &str, columns: usize) -> String {
+    let bare = [".gz", ".csv", ".pickle", ".pkl"]
+        .iter()
+        .fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
+    let all: Vec<char> = bare.chars().collect();
+    if all.len() <= columns {
+        return bare.to_owned();
+    }
+    let before = (columns - 1) / 2;
+    let after = all.len() - (columns - 1 - before);
+    all[..before].iter().chain(&['…']).chain(&all[after..]).collect()
 }
 
 /// The file without its folder.

@@ -121,6 +121,11 @@ impl Client {
         }
     }
 
+    /// Another connection to the same daemon.
+    pub(crate) fn again(&self) -> Option<Self> {
+        Self::connect_to(&self.folder).ok()
+    }
+
     /// Sends a request without reading the answer.
     pub(crate) fn send(&mut self, request: &Request) -> Result<()> {
         Ok(write_line(&mut self.writer, request)?)

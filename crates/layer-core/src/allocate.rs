@@ -7,7 +7,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ebb_device::{DeviceError, Props};
-use ebb_protocol::wire::{ask_kind, deny};
+use ebb_protocol::wire::{ToDaemon, ask_kind, deny};
 use ebb_units::Bytes;
 
 use crate::core::Core;
@@ -199,7 +199,7 @@ fn try_own(core: &Core, device: &Device, size: u64, owner: u64) -> Tried {
             Plan::Ready(ptr) => return Tried::Got(ptr),
             Plan::Short(bytes) => return Tried::Short(bytes),
             Plan::OverLimit { charged, limit } => {
-                return Tried::Failed(over_limit(device, size, charged, limit));
+                return Tried::Failed(over_limit(core, device, size, charged, limit));
             }
             Plan::Drop(apart) => device.take_apart(core, &apart),
             Plan::Addresses(len) => {
@@ -260,7 +260,7 @@ fn try_program(core: &Core, device: &Device, len: u64, props: &Props) -> Tried {
             Plan::Ready(_) => {}
             Plan::Short(more) => return Tried::Short(more),
             Plan::OverLimit { charged, limit } => {
-                return Tried::Failed(over_limit(device, len, charged, limit));
+                return Tried::Failed(over_limit(core, device, len, charged, limit));
             }
             Plan::Drop(apart) => {
                 device.take_apart(core, &apart);
@@ -306,7 +306,7 @@ fn try_external(core: &Core, device: &Device, bytes: u64) -> Tried {
             Plan::Ready(_) => return Tried::Got(0),
             Plan::Short(more) => return Tried::Short(more),
             Plan::OverLimit { charged, limit } => {
-                return Tried::Failed(over_limit(device, bytes, charged, limit));
+                return Tried::Failed(over_limit(core, device, bytes, charged, limit));
             }
             Plan::Drop(apart) => device.take_apart(core, &apart),
             Plan::Build { .. } | Plan::Addresses(_) => return Tried::Failed(AllocError::Bypass),
@@ -314,8 +314,31 @@ fn try_external(core: &Core, device: &Device, bytes: u64) -> Tried {
     }
 }
 
-fn over_limit(device: &Device, size: u64, charged: u64, limit: u64) -> AllocError {
-    let asked = device.lock().pool.rounded(size).unwrap_or(size);
+/// How long a thread of the program waits for word of a refusal to be with the daemon.
+const TELL_MOST: Duration = Duration::from_millis(50);
+
+fn over_limit(core: &Core, device: &Device, size: u64, charged: u64, limit: u64) -> AllocError {
+    let mut state = device.lock();
+    let asked = state.pool.rounded(size).unwrap_or(size);
+    // Whoever runs the program wants to know why it has no memory; who tries again and again is not worth a message each time.
+    let now = Instant::now();
+    let due = state
+        .told_refused
+        .is_none_or(|at| now >= at + core.config.usage_every);
+    if let Some(slot) = state.slot.filter(|_| due) {
+        state.told_refused = Some(now);
+        core.link.send(ToDaemon::Refused {
+            device: slot,
+            asked: Bytes(asked),
+            charged: Bytes(charged),
+            limit: Bytes(limit),
+        });
+    }
+    drop(state);
+    if due {
+        // Many programs end at once for that.
+        core.link.wait_sent(TELL_MOST);
+    }
     AllocError::OverLimit {
         asked: Bytes(asked),
         charged: Bytes(charged),

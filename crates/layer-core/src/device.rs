@@ -114,6 +114,8 @@ pub(crate) struct State {
     pub(crate) epoch: u64,
     /// Bytes in host memory by the last word to the daemon.
     pub(crate) told_evicted: u64,
+    /// When the daemon was told last that the limit refused something.
+    pub(crate) told_refused: Option<Instant>,
     /// Lease given up between `Attach` and its answer.
     pub(crate) unreported: u64,
     pub(crate) attach_deadline: Option<Instant>,
@@ -183,6 +185,7 @@ impl Device {
                 slot: None,
                 epoch: 0,
                 told_evicted: 0,
+                told_refused: None,
                 unreported: 0,
                 attach_deadline: None,
                 asks: BTreeMap::new(),

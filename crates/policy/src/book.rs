@@ -452,7 +452,10 @@ impl Arbiter {
         let waited = c
             .waits_since()
             .is_some_and(|since| since.after(config.patience) <= now);
-        let guarded = c.restoring(now) || c.left_alone(now) || now < c.owed_until;
+        let saves_itself = c
+            .warned
+            .is_some_and(|(at, _)| now < at.after(config.preempt_grace));
+        let guarded = c.restoring(now) || c.left_alone(now) || now < c.owed_until || saves_itself;
         let old = c.linked;
         let new = &mut c.linked;
         new.rank = rank.map(|r| r.key);

@@ -281,9 +281,10 @@ impl Arbiter {
         }
         if let Some((at, inherited)) = c.warned
             && self.now < at.after(self.config.preempt_grace)
-            && r.key.priority.0 < inherited
+            && (r.key.priority.0 < inherited || !r.guaranteed)
         {
-            // It is saving itself for a higher priority: who stands between the two must not stop that.
+            // It is saving itself for a higher priority, and may not use the GPU while it writes that down. Who stands between the two
+            // must not stop that, nor whom it is for.
             return None;
         }
         let stopped = c.suspended() && !self.restoring(c);

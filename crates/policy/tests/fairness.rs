@@ -238,6 +238,24 @@ fn nobody_between_stops_what_a_victim_saves_for_a_higher_class() {
 }
 
 #[test]
+fn who_was_warned_has_its_time_even_if_it_only_writes_a_file_in_it() {
+    let mut d = Desk::with(preempting(), 100);
+    d.job(1, priority(Priority::Low), 80);
+    d.pass_using(SECOND, &[1]);
+    d.job(2, priority(Priority::High), 0);
+    let ask = d.alloc(2, 50);
+    assert_eq!(warned(&d.last), [1]);
+    // It does not use the GPU any more, and needs what it has there all the same.
+    d.pass(Duration::from_millis(1900));
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    d.pass(Duration::from_millis(200));
+    let (order, bytes, ..) = d.order_to(1);
+    assert_eq!(bytes, gib(30));
+    d.obey(1, order, 30);
+    assert_eq!(d.granted(2, ask), gib(50));
+}
+
+#[test]
 fn a_starving_lower_class_gets_its_turn() {
     let with = |p| job(75, priority(p));
     let config = PolicyConfig {

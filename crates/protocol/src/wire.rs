@@ -476,6 +476,8 @@ messages! {
         52 ArenaFetch { /** Ids. */ segments: Vec<u64> }
         /// Segments whose bytes are in files that a daemon wrote which died; the files travel along, in the same order.
         53 ArenaDeclareStored { /** At most [`MAX_FDS`]. */ segments: Vec<SegmentInfo> }
+        /// An allocation would have passed the task's limit, and was refused in the process itself. Told now and then, not each time.
+        71 Refused { /** Slot. */ device: u32, /** How much. */ asked: Bytes, /** What counts already. */ charged: Bytes, /** The limit. */ limit: Bytes }
         /// Answer to [`ToLayer::Trim`]; what was given back was told before, by `Return`.
         70 Trimmed { /** Slot. */ device: u32, /** As it was asked. */ query: u64, /** How much. */ bytes: Bytes }
         /// Cards on which this one can have memory of its own, over a link that is faster than that to the host.

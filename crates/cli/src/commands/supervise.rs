@@ -132,6 +132,8 @@ fn watch(
     held: &mut BTreeMap<DeviceUuid, Bytes>,
 ) -> Result<(ExitStatus, bool)> {
     let mut asked = Instant::now();
+    // Kept open: who hangs up wants no answer any more.
+    let mut returns: Option<Client> = None;
     loop {
         if let Some(status) = ended(child)? {
             return Ok((status, false));
@@ -147,13 +149,7 @@ fn watch(
         note_held(client, plan.task, held);
         if let Some(CheckpointWay::Hibernate) = plan.checkpoint {
             say("giving way: the program is hibernated, and goes on when there is room");
-            let request = Request::Hibernate {
-                task: plan.task.to_string(),
-                wait_ms: Some(u64::try_from(within.as_millis()).unwrap_or(u64::MAX)),
-            };
-            if let Err(error) = client.ask(&request) {
-                say(&format!("it could not be hibernated: {error}"));
-            }
+            returns = hibernate(client, plan.task, within).or(returns);
             continue;
         }
         if plan.checkpoint.is_none() && plan.restart.is_none_or(|restart| !restart.applies(End::GaveWay)) {
@@ -169,6 +165,33 @@ fn watch(
         }
         return Ok((stop(child)?, true));
     }
+}
+
+/// Takes all of a task off its cards, and lets it come back when there is room.
+///
+/// It is paused first: a program that uses the GPU all the time would want its memory back before the last of it has left. If it cannot
+/// be hibernated, its memory is off the card all the same, and only its contexts stay.
+///
+/// Returns the connection on which its return will be answered.
+fn hibernate(client: &mut Client, task: TaskId, within: Duration) -> Option<Client> {
+    let wait_ms = Some(u64::try_from(within.as_millis()).unwrap_or(u64::MAX));
+    let task = task.to_string();
+    let pause = Request::Pause {
+        task: task.clone(),
+        wait_ms,
+    };
+    let hibernate = Request::Hibernate {
+        task: task.clone(),
+        wait_ms,
+    };
+    match client.ask(&pause).and_then(|_| client.ask(&hibernate)) {
+        Ok(_) => {}
+        Err(error) => say(&format!("it could not be hibernated: {error}")),
+    }
+    // Answered when it is back, however long others have the room: nobody waits for that here.
+    let mut resumes = client.again()?;
+    resumes.send(&Request::Resume { task }).ok()?;
+    Some(resumes)
 }
 
 /// Lets the program save itself.

@@ -60,12 +60,16 @@ struct Outbox {
     open: bool,
     queue: VecDeque<(ToDaemon, Vec<Arc<OurFd>>)>,
     overflow: bool,
+    /// Something was taken in that the socket has not got yet.
+    unsent: bool,
 }
 
 /// The conversation.
 #[derive(Debug)]
 pub(crate) struct Link {
     outbox: Mutex<Outbox>,
+    /// All of it is with the socket.
+    sent: Condvar,
     /// The end of the bell that rings: one bell a connection.
     bell: Mutex<Option<OurFd>>,
     status: Mutex<Status>,
@@ -88,6 +92,7 @@ impl Link {
     pub(crate) fn new() -> Self {
         Self {
             outbox: Mutex::default(),
+            sent: Condvar::new(),
             bell: Mutex::default(),
             status: Mutex::new(Status::Starting),
             status_changed: Condvar::new(),
@@ -143,9 +148,23 @@ impl Link {
             outbox.overflow = true;
         } else {
             outbox.queue.push_back((message, fds));
+            outbox.unsent = true;
         }
         drop(outbox);
         self.ring();
+    }
+
+    /// Waits until what was sent is with the socket: the program may end now, and its threads with it.
+    pub(crate) fn wait_sent(&self, at_most: Duration) {
+        let waits = |outbox: &mut Outbox| outbox.open && outbox.unsent;
+        // Poisoned: what panicked there is past helping, and the program goes on.
+        drop(self.sent.wait_timeout_while(self.outbox(), at_most, waits));
+    }
+
+    /// The socket has all of it, or there is none any more.
+    fn all_sent(&self, outbox: &mut Outbox) {
+        outbox.unsent = false;
+        self.sent.notify_all();
     }
 
     /// Wakes the thread.

@@ -115,6 +115,7 @@ fn leave(core: &Arc<Core>) {
         outbox.open = false;
         outbox.overflow = false;
         outbox.queue.clear();
+        link.all_sent(&mut outbox);
     }
     core.share.unmet();
     core.arena.alone();
@@ -307,7 +308,11 @@ impl<'a> Connection<'a> {
                 if outbox.overflow {
                     return Err("the daemon does not read".into());
                 }
-                outbox.queue.pop_front()
+                let next = outbox.queue.pop_front();
+                if next.is_none() {
+                    self.link().all_sent(&mut outbox);
+                }
+                next
             }) else {
                 self.full_since = None;
                 return Ok(());

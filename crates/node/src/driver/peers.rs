@@ -386,6 +386,23 @@ impl Driver {
             ToDaemon::ArenaParted { segments } => self.arena_parted(peer, &segments),
             ToDaemon::ArenaKept { segments } => self.arena_kept(peer, &segments),
             ToDaemon::ArenaFetch { segments } => self.arena_fetch(peer, &segments),
+            ToDaemon::Refused {
+                device,
+                asked,
+                charged,
+                limit,
+            } => {
+                if let Some(client) = self.client_mut(peer, DeviceId(device)).map(|c| c.id) {
+                    let why = ebb_policy::DenyReason::OverLimit {
+                        asked,
+                        charged,
+                        limit,
+                    };
+                    self.totals.denials += 1;
+                    self.note_refusal(client, &why);
+                    self.note_denial(client, why);
+                }
+            }
             ToDaemon::ArenaDeclareStored { segments } => self.arena_declare_stored(peer, segments, fds),
             ToDaemon::LodgingLenders { device, lenders } => {
                 self.lodging_lenders(peer, DeviceId(device), lenders);

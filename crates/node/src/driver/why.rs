@@ -65,6 +65,12 @@ impl Driver {
         }
     }
 
+    /// Its own library refused it memory.
+    pub(super) fn note_refusal(&mut self, client: ClientId, why: &ebb_policy::DenyReason) {
+        let now = self.now();
+        self.note(client, now, format!("refused for good: {why}"));
+    }
+
     /// What an event says that decisions led to.
     pub(super) fn note_event(&mut self, now: Time, event: &Event) {
         match event {

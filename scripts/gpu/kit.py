@@ -40,11 +40,14 @@ def options(doc, sections):
     parser.add_argument("--window", type=float, default=0.7, help="seconds of one side of a pair of step times")
     parser.add_argument("--quick", action="store_true", help="small sizes: is everything in place?")
     parser.add_argument("--sim", action="store_true", help="on the simulated GPU, to try the scripts themselves")
+    parser.add_argument("--mix-seconds", type=float, default=100, help="how long each job of `mix` takes alone: all of it takes about four times that")
+    parser.add_argument("--simulate", type=Path, help="another `ebb` for what `mix` predicts")
     parser.add_argument("--list", action="store_true", help="print the sections and their seconds")
     return parser
 
 
-args = argparse.Namespace(dist=Path("."), out=Path("."), quick=True, sim=False, arena="1Gi", period=0.2, pairs=2, window=0.7)
+args = argparse.Namespace(dist=Path("."), out=Path("."), quick=True, sim=False, arena="1Gi", period=0.2, pairs=2, window=0.7,
+                          mix_seconds=6, simulate=None)
 EBB = LIB = WORK = RUN = Path(".")
 BASE, UNDER = {}, {}
 RESULTS, TABLE, CHILDREN = {}, [], []

@@ -21,6 +21,7 @@ import figures
 import frameworks
 import kit
 import jobs
+import mix
 import mps
 import pool
 import several
@@ -48,6 +49,7 @@ SECTIONS = {
     "pool": (pool.pool, 150, 420),
     "start": (startup.start_section, 130, 260),
     "conformance": (conformance.conformance, 150, 400),
+    "mix": (mix.mix, 420, 540),
 }
 # These are run only if asked for: they need two cards, or start a service of the driver's.
 SEVERAL = {

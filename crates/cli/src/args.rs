@@ -559,11 +559,17 @@ Examples:
 pub(crate) struct SimulateArgs {
     /// What to simulate: gentd26, lora, mixed, drf, shockwave, or a scenario file
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_scenario, value_hint = ValueHint::FilePath)]
-    #[arg(required_unless_present_any = ["log", "trace"])]
+    #[arg(required_unless_present_any = ["log", "trace", "profiles"])]
     pub scenario: Option<WhichScenario>,
     /// A folder with a recorded trace, or a daemon's event log: what it is, is told by what is in it
     #[arg(long, value_name = "DIR|FILE", value_hint = ValueHint::AnyPath, conflicts_with = "scenario")]
     pub trace: Option<PathBuf>,
+    /// Jobs as each was recorded alone (scripts/gpu/mix.py): what they take together on one card
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["scenario", "trace", "log"])]
+    pub profiles: Option<PathBuf>,
+    /// What they took, to compare with
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "profiles")]
+    pub measured: Option<PathBuf>,
     /// A daemon's event log, replayed to the same actions
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["scenario", "trace"])]
     pub log: Option<PathBuf>,

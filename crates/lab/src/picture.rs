@@ -555,6 +555,7 @@ mod tests {
                 priority: ebb_units::Priority::Normal,
                 request: Bytes::ZERO,
                 limit: None,
+                lends: true,
                 by_clock: false,
                 phases: vec![
                     Phase {

@@ -34,6 +34,7 @@ pub fn container(recording: &Recording, container: &Container) -> Option<Job> {
         priority: Priority::Normal,
         request: ebb_units::Bytes::ZERO,
         limit: None,
+        lends: true,
         by_clock: false,
         phases,
     })

@@ -64,6 +64,8 @@ pub struct Job {
     pub request: Bytes,
     /// The most that it may have.
     pub limit: Option<Bytes>,
+    /// Its bytes may leave while it idles; otherwise they are its own from start to end, and its request is not lent either.
+    pub lends: bool,
     /// Its bursts come by the clock: a delay shortens the idle time that follows. Otherwise idle times are kept.
     pub by_clock: bool,
     /// What it does.

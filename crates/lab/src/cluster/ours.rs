@@ -26,6 +26,9 @@ use crate::sim::{Fleet, Notice, Shape, Who, in_seconds, seconds};
 /// Cards that carry too much are looked at again, so many at a time, when something ended elsewhere.
 const EASED: usize = 4;
 
+/// Longer than any simulation: released only when others need the room.
+const NEVER: std::time::Duration = std::time::Duration::from_secs(1 << 33);
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Life {
     who: Option<Who>,
@@ -214,7 +217,11 @@ impl<'a> Run<'a> {
             request,
             limit: self.jobs[job].limit,
             priority: self.jobs[job].priority,
-            idle_release: self.setting.idle_release,
+            idle_release: if self.jobs[job].lends {
+                Some(self.setting.idle_release.unwrap_or(NEVER))
+            } else {
+                None
+            },
             ..TaskSpec::default()
         };
         let who = self.fleet.join(card, spec, Bytes::ZERO);

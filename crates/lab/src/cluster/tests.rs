@@ -18,6 +18,7 @@ fn job(name: &str, arrives: f64, phases: Vec<Phase>) -> Job {
         priority: Priority::Normal,
         request: Bytes::ZERO,
         limit: None,
+        lends: true,
         by_clock: false,
         phases,
     }

@@ -70,6 +70,7 @@ pub(super) fn jobs(
             one.priority = job.priority.0;
             one.request = job.request.map_or(Bytes::ZERO, |s| s.0);
             one.limit = job.limit.map(|s| s.0);
+            one.lends = job.lends;
             one.by_clock = job.by_clock;
             check(&one, card).map_err(wrong)?;
             out.push(one);
@@ -118,6 +119,7 @@ fn empty(phases: Vec<Phase>) -> Job {
         priority: ebb_units::Priority::Normal,
         request: Bytes::ZERO,
         limit: None,
+        lends: true,
         by_clock: false,
         phases,
     }

@@ -89,6 +89,10 @@ fn one() -> Count {
     Count(1)
 }
 
+fn yes() -> bool {
+    true
+}
+
 /// Bytes a second, and what each switch costs besides.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,6 +124,8 @@ struct RawJob {
     priority: Class,
     request: Option<Size>,
     limit: Option<Size>,
+    #[serde(default = "yes")]
+    lends: bool,
     #[serde(default)]
     by_clock: bool,
     #[serde(default = "one")]

@@ -5,6 +5,7 @@ mod mixed;
 mod papers;
 mod png;
 mod policies;
+mod profiles;
 mod scenarios;
 mod trace;
 
@@ -33,6 +34,9 @@ pub(crate) struct Shown {
 pub(crate) fn simulate(args: &SimulateArgs) -> Result<()> {
     if let Some(log) = &args.log {
         return replay(log, args.json);
+    }
+    if let Some(path) = &args.profiles {
+        return show(&profiles::profiles(path, args)?, args);
     }
     if let Some(path) = &args.trace {
         return match trace::trace(path, args)? {

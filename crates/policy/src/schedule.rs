@@ -138,7 +138,6 @@ impl Arbiter {
     /// An order without progress counts as refused.
     fn give_up_order(&mut self, id: ClientId, out: &mut Vec<Action>) {
         let (now, timeout) = (self.now, self.config.order_timeout);
-        let (retry, retry_max) = (self.config.retry, self.longest_pause(id));
         let late = self.clients.get(&id).is_some_and(|c| {
             c.order
                 .as_ref()
@@ -147,6 +146,8 @@ impl Arbiter {
         if !late {
             return;
         }
+        // Looks at the whole task: only where there is something to give up.
+        let (retry, retry_max) = (self.config.retry, self.longest_pause(id));
         let given_up = self.edit(id, |c| {
             let order = c.order.take()?;
             c.idle_released = false;

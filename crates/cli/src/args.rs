@@ -454,6 +454,7 @@ Examples:
   ebb bench --curve --bytes 120Gi
   ebb bench --gpu sim launch alloc --json
   ebb bench start --at-once 100                    a hundred programs at the same moment
+  ebb bench release restore hibernate --compare --picture bench.svg
   ebb bench hibernate                              to nothing on the card, beside the driver's checkpoint alone
   ebb bench pool --trace snapshot.pickle           allocators on a recorded trace
   ebb bench disk /var/cache                        the disk tier, on the disk of that folder
@@ -485,6 +486,12 @@ pub(crate) struct BenchArgs {
     /// Pin a ring of host memory and no more, as with `arena.pinned = "ring"`
     #[arg(long)]
     pub ring: bool,
+    /// Measure the driver's own checkpoint, cuda-checkpoint, torch_memory_saver and vLLM's sleep as well, as far as they are installed
+    #[arg(long)]
+    pub compare: bool,
+    /// Draw the results, each beside its limit: a .svg or .html file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub picture: Option<std::path::PathBuf>,
     /// `start`: so many programs at the same moment instead of one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub at_once: Option<u32>,

@@ -17,7 +17,7 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    fn show(self, value: f64) -> String {
+    pub(super) fn show(self, value: f64) -> String {
         match self {
             Self::BytesPerS => format!("{:.1} GB/s", value / 1e9),
             Self::Seconds if value.abs() < 1e-6 => format!("{:.0} ns", value * 1e9),

@@ -14,14 +14,14 @@ use crate::demo::stage::Stage;
 use crate::error::{CliError, Result};
 
 /// What the driver is asked to do by itself, by the same helper that a daemon has.
-struct Driver {
+pub(super) struct Driver {
     child: Child,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl Driver {
-    fn start(stage: &mut Stage) -> Result<Self> {
+    pub(super) fn start(stage: &mut Stage) -> Result<Self> {
         let mut child = stage
             .checkpoint_helper()?
             .stdin(Stdio::piped())
@@ -58,7 +58,7 @@ impl Driver {
     }
 
     /// Gives a command; how many seconds it took.
-    fn tell(&mut self, command: &str) -> Result<f64> {
+    pub(super) fn tell(&mut self, command: &str) -> Result<f64> {
         let began = Instant::now();
         writeln!(self.orders, "{command}")?;
         self.await_line("done")?;

@@ -5,6 +5,7 @@
 //! pace does so for both.
 
 mod clean;
+mod compare;
 mod crowd;
 mod curve;
 pub(crate) mod disk;
@@ -12,6 +13,7 @@ mod figure;
 mod handover;
 mod hibernate;
 mod peer;
+mod picture;
 pub(crate) mod pool;
 mod server;
 
@@ -52,6 +54,8 @@ struct Report {
     figures: Vec<Figure>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     phases: Vec<Phase>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    others: Vec<compare::Other>,
     mismatches: u64,
 }
 
@@ -61,6 +65,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         Some(BenchCommand::Pool(args)) => return pool::pool(args),
         Some(BenchCommand::Disk(args)) => return disk::disk(args),
         None => {}
+    }
+    if let Some(picture) = &args.picture {
+        picture::check(picture)?;
     }
     let wanted = |what: Bench| !args.curve && (args.what.is_empty() || args.what.contains(&what));
     let ring = args.ring;
@@ -77,6 +84,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         rounds: args.rounds,
         figures: Vec::new(),
         phases: Vec::new(),
+        others: Vec::new(),
         mismatches: 0,
     };
     if args.curve {
@@ -129,6 +137,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
             None => report.figures.push(start(&mut stage, args.rounds)?),
         }
     }
+    if args.compare {
+        report.others = compare::compare(&mut stage, args.rounds);
+    }
     drop(stage);
     if wanted(Bench::Peer) {
         let setup = Setup { ring, linked: true };
@@ -143,6 +154,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
                 anstream::eprintln!("NOT MEASURED: peer: {why}");
             }
         }
+    }
+    if let Some(picture) = &args.picture {
+        picture::write(&report, picture)?;
     }
     if args.json {
         let mut out = std::io::stdout();
@@ -160,6 +174,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         figure::write(&report.figures, &mut out)?;
         for phase in &report.phases {
             writeln!(out, "{}", phase.line())?;
+        }
+        if args.compare {
+            compare::write(&report.others, &report.figures, &mut out)?;
         }
     }
     if report.mismatches > 0 {

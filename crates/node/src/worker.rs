@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 
@@ -41,8 +41,8 @@ impl AsFd for Waker {
 /// What a worker has to say.
 #[derive(Debug)]
 pub(crate) enum FromWorker {
-    /// The cards, or why nobody knows; read after all pokes up to this number.
-    Cards(Result<Vec<Card>, NvmlError>, u64),
+    /// The cards, or why nobody knows; read after all pokes up to this number, from that time on.
+    Cards(Result<Vec<Card>, NvmlError>, u64, Instant),
     /// A segment that was prepared, or why not.
     Segment(Prepared),
     /// What the disk tier did.
@@ -174,20 +174,21 @@ pub(crate) fn watch_cards(path: std::path::PathBuf, answers: Answers) -> std::io
                 match Nvml::load(&path) {
                     Ok(loaded) => nvml = Some(loaded),
                     Err(e) => {
-                        if !answers.send(FromWorker::Cards(Err(e), poked)) {
+                        if !answers.send(FromWorker::Cards(Err(e), poked, Instant::now())) {
                             return;
                         }
                     }
                 }
             }
             if let Some(loaded) = &nvml {
+                let began = Instant::now();
                 let mut sample = loaded.sample();
                 let failed = sample.is_err();
                 for card in sample.iter_mut().flatten() {
                     let listed = card.processes.iter().flatten().map(|(pid, _)| *pid);
                     card.facts = suspects.look(listed);
                 }
-                if !answers.send(FromWorker::Cards(sample, poked)) {
+                if !answers.send(FromWorker::Cards(sample, poked, began)) {
                     return;
                 }
                 // After an error (driver unloaded, say) begin anew.

@@ -102,8 +102,9 @@ impl Driver {
         if self.cards.is_none() {
             return;
         }
-        if let Ok(FromWorker::Cards(cards, _)) = self.from_workers.recv_timeout(Duration::from_secs(3)) {
-            self.see_cards(cards);
+        if let Ok(FromWorker::Cards(cards, _, began)) = self.from_workers.recv_timeout(Duration::from_secs(3))
+        {
+            self.see_cards(cards, began);
         }
     }
 
@@ -135,7 +136,8 @@ impl Driver {
         wanted || due
     }
 
-    pub(super) fn see_cards(&mut self, cards: Result<Vec<Card>, NvmlError>) {
+    /// `began`: when the reading did.
+    pub(super) fn see_cards(&mut self, cards: Result<Vec<Card>, NvmlError>, began: std::time::Instant) {
         let cards = match cards {
             Ok(cards) => {
                 if self.cards_trouble.take().is_some() {
@@ -156,7 +158,8 @@ impl Driver {
         };
         let now = self.now();
         self.departed.retain(|_, at| now.since(*at) < GRACE);
-        let held = self.held_by_pid();
+        let held = self.held_by_pid(began);
+        self.shrunk.forget(began);
         for card in cards {
             self.see_card(&card, held.get(&card.uuid).cloned().unwrap_or_default());
         }

@@ -15,6 +15,7 @@ mod memory;
 mod news;
 mod peers;
 mod rules;
+mod shrunk;
 mod sleep;
 mod strangers;
 mod tasks;
@@ -125,6 +126,8 @@ pub(crate) struct Driver {
     started: Instant,
     arbiter: Arbiter,
     pending: VecDeque<Event>,
+    /// What left accounts lately.
+    shrunk: shrunk::Shrunk,
     verdicts: BTreeMap<TaskId, Result<(), Refusal>>,
     timers: BTreeSet<(Time, Timer)>,
     totals: Totals,
@@ -233,6 +236,7 @@ impl Driver {
             spare: File::open("/dev/null").ok(),
             started: Instant::now(),
             pending: VecDeque::new(),
+            shrunk: shrunk::Shrunk::default(),
             verdicts: BTreeMap::new(),
             timers: BTreeSet::new(),
             totals: Totals::default(),
@@ -628,6 +632,7 @@ impl Driver {
     }
 
     fn feed(&mut self, event: Event) {
+        self.shrunk.note(Instant::now(), &event);
         self.pending.push_back(event);
     }
 
@@ -642,10 +647,10 @@ impl Driver {
     fn hear_workers(&mut self) {
         while let Ok(news) = self.from_workers.try_recv() {
             match news {
-                FromWorker::Cards(cards, poked) => {
+                FromWorker::Cards(cards, poked, began) => {
                     self.answer_held(cards.as_deref().unwrap_or_default(), poked);
                     if self.is_time_to_look(poked) {
-                        self.see_cards(cards);
+                        self.see_cards(cards, began);
                     }
                 }
                 FromWorker::Segment(done) => {

@@ -545,8 +545,11 @@ impl Driver {
         }
     }
 
-    /// What each of our processes holds on each card: lease, and the overhead that it knows of itself.
-    pub(super) fn held_by_pid(&self) -> BTreeMap<DeviceUuid, BTreeMap<u32, Bytes>> {
+    /// What each of our processes held on each card at the most since then: lease, and the overhead that it knows of itself.
+    pub(super) fn held_by_pid(
+        &self,
+        since: std::time::Instant,
+    ) -> BTreeMap<DeviceUuid, BTreeMap<u32, Bytes>> {
         let mut held: BTreeMap<DeviceUuid, BTreeMap<u32, Bytes>> = BTreeMap::new();
         for task in self.arbiter.snapshot().tasks {
             for view in task.clients {
@@ -569,7 +572,11 @@ impl Driver {
                     .filter(|_| !down)
                     .map_or(Bytes::ZERO, |client| client.usage.overhead);
                 let sum = held.entry(device.uuid).or_default().entry(pid).or_default();
-                *sum = sum.saturating_add(view.lease).saturating_add(own);
+                let left = self.shrunk.since(since, view.client);
+                *sum = sum
+                    .saturating_add(view.lease)
+                    .saturating_add(left)
+                    .saturating_add(own);
                 for (lender, bytes) in self.arbiter.lodged(view.client) {
                     if let Some(lender) = self.devices.get(&lender) {
                         let sum = held.entry(lender.uuid).or_default().entry(pid).or_default();

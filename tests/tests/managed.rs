@@ -117,3 +117,85 @@ fn bug_034_device_memory_never_looks_managed() {
         assert_eq!(program.ok("address_range(own) == (own, 4 * MIB)"), [1]);
     }
 }
+
+/// A program that fills the card with managed memory and holds no lease at all: an allocation of its own is served, as it is without us.
+#[test]
+fn managed_memory_gives_way_to_an_allocation_of_its_own() {
+    let stage = Stage::new(Options::default());
+    let mut program = program(&stage, "alone");
+    program.ok("m = managed(240 * MIB)");
+    program.ok("fill(m, 60 * MIB, 3)");
+    full(&stage);
+    program.ok("own = alloc(20 * MIB)");
+    program.ok("fill(own, 5 * MIB, 4)");
+    assert_eq!(program.ok("wrong(m, 60 * MIB, 3)"), [0]);
+    assert_eq!(program.ok("wrong(own, 5 * MIB, 4)"), [0]);
+}
+
+/// Two programs that fill the card with it together: each gets its allocation.
+#[test]
+fn managed_memory_of_two_programs_does_not_stop_both() {
+    let stage = Stage::new(Options::default());
+    let mut programs = ["one", "two"].map(|name| {
+        let mut program = program(&stage, name);
+        program.ok("m = managed(180 * MIB)");
+        program.ok("fill(m, 45 * MIB, 3)");
+        program
+    });
+    full(&stage);
+    for program in &mut programs {
+        program.ok("own = alloc(20 * MIB)");
+        program.ok("fill(own, 5 * MIB, 4)");
+    }
+    for program in &mut programs {
+        assert_eq!(program.ok("wrong(m, 45 * MIB, 3)"), [0]);
+        assert_eq!(program.ok("wrong(own, 5 * MIB, 4)"), [0]);
+    }
+}
+
+/// A neighbour that idles with managed memory and nothing else makes room; a pause takes all of it.
+#[test]
+fn idle_managed_memory_of_a_neighbour_makes_room() {
+    let stage = Stage::new(Options::default());
+    let mut idle = program(&stage, "idle");
+    idle.ok("m = managed(150 * MIB)");
+    idle.ok("fill(m, 37 * MIB, 3)");
+    seen(&stage, "idle", |overhead| overhead >= Bytes::mib(150));
+    let mut wants = program(&stage, "wants");
+    wants.ok("own = alloc(150 * MIB)");
+    wants.ok("fill(own, 37 * MIB, 4)");
+    assert_eq!(idle.ok("wrong(m, 37 * MIB, 3)"), [0]);
+    assert_eq!(wants.ok("wrong(own, 37 * MIB, 4)"), [0]);
+    let paused = stage.ask(&Request::Pause {
+        task: "idle".into(),
+        wait_ms: Some(30_000),
+    });
+    assert!(matches!(paused, Answer::Ok(_)), "{paused:?}");
+    seen(&stage, "idle", |overhead| overhead < Bytes::mib(16));
+}
+
+/// Waits until the daemon counts so much overhead to a task.
+fn seen(stage: &Stage, task: &str, enough: impl Fn(Bytes) -> bool) {
+    ebb_tests::eventually("its managed memory is counted", || {
+        let snapshot = stage.snapshot();
+        let rows = snapshot.tasks.iter().filter(|row| row.name == task);
+        let overhead: Bytes = rows.flat_map(|row| &row.processes).map(|row| row.overhead).sum();
+        if enough(overhead) {
+            Ok(())
+        } else {
+            Err(format!("{overhead}"))
+        }
+    });
+}
+
+/// Waits until the card is full by the daemon's account, too.
+fn full(stage: &Stage) {
+    ebb_tests::eventually("the card is full", || {
+        let free = stage.snapshot().devices[0].free;
+        if free < Bytes::mib(20) {
+            Ok(())
+        } else {
+            Err(format!("{free}"))
+        }
+    });
+}

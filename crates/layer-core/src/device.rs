@@ -70,6 +70,8 @@ pub(crate) struct Order {
     pub(crate) bytes: u64,
     pub(crate) epoch: u64,
     pub(crate) reason: String,
+    /// Only what the driver placed by itself is wanted; no lease.
+    pub(crate) beside: bool,
 }
 
 /// Restoring keeps failing.
@@ -303,6 +305,22 @@ impl Device {
 }
 
 impl State {
+    /// What the daemon should know of what the driver placed beside the pool, if that is news.
+    pub(crate) fn beside_news(&mut self, core: &Core) -> Option<ToDaemon> {
+        let device = self.slot?;
+        let loose = if self.dead {
+            0
+        } else {
+            self.beside.loose(core.gate.passages())
+        };
+        let (loose, gone) = self.beside.news(loose)?;
+        Some(ToDaemon::Beside {
+            device,
+            loose: Bytes(loose),
+            gone: Bytes(gone),
+        })
+    }
+
     /// What the daemon should know of use at present.
     pub(crate) fn usage(&mut self, core: &Core, touches: u64) -> Option<ToDaemon> {
         let device = self.slot?;

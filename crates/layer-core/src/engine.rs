@@ -642,6 +642,9 @@ impl Engine {
             Counted::Overhead => pool.books.overhead = pool.books.overhead.saturating_sub(bytes),
             Counted::Named => {}
         }
+        if kind == ExternalKind::Graph {
+            state.beside.graph_gone(bytes);
+        }
         drop(state);
         device.wake();
         self.core.link.poke();

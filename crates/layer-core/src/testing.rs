@@ -226,6 +226,27 @@ impl Daemon {
         self.end_of(order)
     }
 
+    /// Orders away what the driver placed by itself, and waits for the end.
+    pub(crate) fn send_away(&self, bytes: u64) -> OrderEnd {
+        let order = {
+            let mut books = self.lock();
+            books.next_order += 1;
+            books.next_order
+        };
+        self.send(ToLayer::SendAway {
+            device: 0,
+            order,
+            bytes: Bytes(bytes),
+            reason: b"a test wants it".to_vec(),
+        });
+        self.end_of(order)
+    }
+
+    /// All messages that came.
+    pub(crate) fn each(&self, mut look: impl FnMut(&ToDaemon)) {
+        self.lock().log.iter().for_each(&mut look);
+    }
+
     pub(crate) fn order(&self, bytes: u64) -> u64 {
         let order = {
             let mut books = self.lock();

@@ -443,6 +443,25 @@ impl Client {
         self.usage_with(resident, evicted, touches, [Bytes::ZERO; 2]);
     }
 
+    /// Says how much of what it has no allocation uses.
+    pub fn usage_cached(&self, resident: Bytes, cached: Bytes) {
+        self.send(&ToDaemon::Usage {
+            device: 0,
+            allocated: resident.saturating_sub(cached),
+            resident,
+            evicted: Bytes::ZERO,
+            cached,
+            pinned: Bytes::ZERO,
+            overhead: Bytes::ZERO,
+            touches: 1,
+            allocations: 1,
+            managed: Bytes::ZERO,
+            managed_out: Bytes::ZERO,
+            exported: Bytes::ZERO,
+            imported: Bytes::ZERO,
+        });
+    }
+
     /// The same, with what it exported and imported by handle.
     pub fn usage_with(
         &self,

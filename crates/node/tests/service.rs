@@ -323,6 +323,53 @@ fn limits_change_live_and_below_what_is_live_they_are_refused_with_the_figures()
     );
 }
 
+/// What a task keeps and does not use is in no limit's way: it is asked for that first.
+#[test]
+fn a_limit_takes_what_is_kept_before_it_is_refused() {
+    let dir = folder();
+    let daemon = TestDaemon::start(dir.path(), "");
+    let mut process = daemon.process(daemon.task("keeps", Bytes::ZERO, None));
+    process.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
+    assert!(process.alloc(Bytes::mib(300)));
+    let cached = |process: &ProcessClient, resident, cached| {
+        process.usage_cached(resident, cached);
+        daemon.until("the cache is seen", |s| s.tasks[0].processes[0].cached == cached);
+    };
+    cached(&process, Bytes::mib(300), Bytes::mib(200));
+    let limit = |mib| Request::Limit {
+        task: "keeps".into(),
+        limit: Some(Bytes::mib(mib)),
+        request: None,
+        priority: None,
+    };
+    let mut control = daemon.control();
+    control.send(&limit(150));
+    let trim = |process: &mut ProcessClient, give: Bytes, then: [Bytes; 2]| {
+        let ToLayer::Trim { device, query } = process.answer() else {
+            panic!("it is asked for what it keeps")
+        };
+        process.give_back(give);
+        process.usage_cached(then[0], then[1]);
+        process.send(&ToDaemon::Trimmed {
+            device,
+            query,
+            bytes: give,
+        });
+    };
+    trim(&mut process, Bytes::mib(200), [Bytes::mib(100), Bytes::ZERO]);
+    assert!(message(control.answer()).contains("150 MiB"));
+    assert_eq!(daemon.snapshot().tasks[0].limit, Some(Bytes::mib(150)));
+    // Not enough of it is kept: refused, with live and cached apart.
+    cached(&process, Bytes::mib(100), Bytes::mib(20));
+    control.send(&limit(60));
+    trim(&mut process, Bytes::ZERO, [Bytes::mib(100), Bytes::mib(20)]);
+    let refused = failure(control.answer());
+    assert!(
+        refused.usage && refused.message.contains("80 MiB live and 20 MiB cached"),
+        "{refused:?}"
+    );
+}
+
 #[test]
 fn figures_that_cannot_be_are_refused_with_numbers_and_a_fix() {
     let dir = folder();

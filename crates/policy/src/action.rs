@@ -38,7 +38,7 @@ pub enum Refusal {
         limit: Bytes,
     },
     /// The task holds more than that, and it was not forced.
-    #[error("the task has {live} live on {device}, more than the new limit of {limit}")]
+    #[error("the task has {live} live{} on {device}, more than the new limit of {limit}", and_cached(*.cached))]
     LimitBelowLive {
         /// Where.
         device: DeviceId,
@@ -46,6 +46,9 @@ pub enum Refusal {
         limit: Bytes,
         /// Live bytes: allocated, on the card or in host memory, and overhead.
         live: Bytes,
+        /// What it keeps besides and nothing uses.
+        #[cfg_attr(feature = "serde", serde(default))]
+        cached: Bytes,
     },
     /// The id is taken.
     #[error("{task} exists already")]
@@ -59,6 +62,14 @@ pub enum Refusal {
         /// The task.
         task: TaskId,
     },
+}
+
+fn and_cached(cached: Bytes) -> String {
+    if cached.is_zero() {
+        String::new()
+    } else {
+        format!(" and {cached} cached")
+    }
 }
 
 /// Why an ask was denied.
@@ -112,6 +123,8 @@ pub enum Depth {
     Unused,
     /// These first, then evict.
     Evict,
+    /// Only what is loose of the overhead: managed memory, and what the driver keeps for graphs. No lease changes hands.
+    Beside,
 }
 
 /// Why lease is taken.
@@ -128,6 +141,9 @@ pub enum ReclaimReason {
         /// Who needs it.
         client: ClientId,
     },
+    /// It waits for lease itself, and what the driver placed for it, which needs none, makes room for that.
+    #[error("its own allocation needs the room")]
+    Own,
     /// Its turn is over.
     #[error("turn ended in favour of {client}")]
     TurnEnded {
@@ -172,7 +188,8 @@ impl ReclaimReason {
             | Self::TurnEnded { client }
             | Self::Guarantee { client }
             | Self::Foreseen { client } => Some(client),
-            Self::Overcommitted
+            Self::Own
+            | Self::Overcommitted
             | Self::Operator
             | Self::IdleRelease
             | Self::LowMark
@@ -181,12 +198,14 @@ impl ReclaimReason {
         }
     }
 
-    /// It is taken because somebody else needs it: without that the order is void.
+    /// It is taken because somebody who waits needs it: without that the order is void.
     pub(crate) const fn for_others(self) -> bool {
         match self {
-            Self::Demand { .. } | Self::TurnEnded { .. } | Self::Guarantee { .. } | Self::Overcommitted => {
-                true
-            }
+            Self::Own
+            | Self::Demand { .. }
+            | Self::TurnEnded { .. }
+            | Self::Guarantee { .. }
+            | Self::Overcommitted => true,
             Self::Operator
             | Self::Foreseen { .. }
             | Self::IdleRelease

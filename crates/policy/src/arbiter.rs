@@ -361,12 +361,17 @@ impl Arbiter {
             && limit < t.limit()
         {
             for device in self.devices.keys() {
-                let live = self.live(task, *device);
-                if live > limit {
+                if self.live(task, *device) > limit {
+                    // Part of it nothing uses, by its last account, though it is too fresh to be counted on.
+                    let cached: Bytes = self
+                        .of(task, *device)
+                        .map(|(_, c)| c.unused.min(c.movable_lease()))
+                        .sum();
                     return Err(Refusal::LimitBelowLive {
                         device: *device,
                         limit,
-                        live,
+                        live: self.footprint(task, *device).saturating_sub(cached),
+                        cached,
                     });
                 }
             }
@@ -553,13 +558,24 @@ impl Arbiter {
         if !self.known(client, out) {
             return;
         }
+        let now = self.now;
         let over = self.edit(client, |c| {
             let idle_lease = c.lease.saturating_sub(usage.resident);
-            c.overhead = usage.overhead;
-            if usage.pinned < c.pinned {
-                // What could not be moved can be now: a pause goes on.
+            let loose = usage.loose.min(usage.overhead);
+            if usage.pinned < c.pinned || loose > c.loose {
+                // What could not be moved can be now, or is back: a pause goes on.
                 c.settled = false;
             }
+            let gone = c.loose.saturating_sub(loose);
+            let gone = gone.min(c.overhead.saturating_sub(usage.overhead));
+            if let Some(o) = c.order.as_mut().filter(|o| o.depth != Depth::Unused)
+                && !gone.is_zero()
+            {
+                // No lease goes with it: that it left shows here.
+                o.got = o.got.saturating_add(gone);
+                o.last_progress = now;
+            }
+            (c.overhead, c.loose) = (usage.overhead, loose);
             c.pinned = usage.pinned;
             c.evicted = usage.evicted;
             c.incoming = c.incoming.min(usage.evicted).min(idle_lease);
@@ -664,7 +680,7 @@ impl Arbiter {
             let o = open?;
             let short = o.got < o.bytes && !c.movable().is_zero();
             let failed = match outcome {
-                Outcome::Done | Outcome::NothingLeft => short && o.depth == Depth::Evict,
+                Outcome::Done | Outcome::NothingLeft => short && o.depth != Depth::Unused,
                 Outcome::Busy | Outcome::Failed | Outcome::NoRoom => true,
             };
             if short && o.depth == Depth::Unused {

@@ -100,7 +100,7 @@ impl Client {
         if now < self.last_grant.after(config.idle_after) {
             return Bytes::ZERO;
         }
-        self.unused.min(self.movable())
+        self.unused.min(self.movable_lease())
     }
 
     fn holding(&self, paused: bool, now: Time, config: &PolicyConfig, key: HoldKey) -> Holding {

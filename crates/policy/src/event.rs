@@ -100,6 +100,10 @@ pub struct Usage {
     pub pinned: Bytes,
     /// The driver's own memory for this process.
     pub overhead: Bytes,
+    /// Of that: what the client can send off the device when it is ordered to, and what needs no lease to come back: managed memory, and
+    /// what the driver keeps for graphs that are gone.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub loose: Bytes,
 }
 
 /// Something that happened.

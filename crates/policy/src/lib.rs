@@ -10,7 +10,7 @@
 //! # The rules
 //! * **Whence bytes come**: free room; unused lease of anyone (no copy); clients that do not use the GPU, lower
 //!   priorities and the longest idle first; clients that wait themselves and stand behind; last, running clients whose turn
-//!   is over. Only as many as needed.
+//!   is over. Only as many as needed. Overhead that is *loose* (managed memory) is taken like lease; last, the asker's own.
 //! * **Request**: an ask with which a task stays within its request goes before all others and takes from bursts at
 //!   once. While a task uses the GPU or waits to, nothing takes it below its request. When it idles, its bytes are lent
 //!   out, unless its `idle_release` is off. A task above its request runs on what others leave: if they claim what they

@@ -194,7 +194,8 @@ impl Arbiter {
         let d = self.device_of(client);
         let own = self.task_of(client).kept(client.device);
         let usable = d.managed().saturating_sub(d.kept.saturating_sub(own));
-        let footprint = client.held().saturating_add(client.away()).saturating_add(bytes);
+        let held = client.held().saturating_sub(client.loose);
+        let footprint = held.saturating_add(client.away()).saturating_add(bytes);
         (footprint > usable).then_some(DenyReason::NeverFits { footprint, usable })
     }
 
@@ -272,7 +273,10 @@ impl Arbiter {
         let Some(c) = self.clients.get(&id) else {
             return;
         };
-        let most = c.movable();
+        let most = match depth {
+            Depth::Beside => c.loose,
+            Depth::Unused | Depth::Evict => c.movable(),
+        };
         if c.order.is_some() || most.is_zero() || bytes.is_zero() {
             return;
         }
@@ -588,7 +592,9 @@ impl Arbiter {
         let hopeless = |c: &Candidate| {
             let need = c.need.saturating_add(c.later);
             let coming = d.sums.ordered.saturating_add(d.lodgers.coming());
+            let own = self.clients[&c.client].loose;
             let short = need.saturating_sub(d.free()).saturating_sub(coming);
+            let short = short.saturating_sub(own);
             if c.guaranteed || !d.index.spare.is_empty() || short <= stopped {
                 return false;
             }
@@ -763,7 +769,8 @@ impl Arbiter {
                 continue;
             };
             let needed = match order.reason {
-                ReclaimReason::Demand { .. }
+                ReclaimReason::Own
+                | ReclaimReason::Demand { .. }
                 | ReclaimReason::TurnEnded { .. }
                 | ReclaimReason::Guarantee { .. }
                 | ReclaimReason::Overcommitted => false,

@@ -88,9 +88,9 @@ impl Arbiter {
                 .any(|id| self.on_trial(*id))
     }
 
-    /// A client of the task began to wait or ended: its others are looked at, if a refusal of theirs may count otherwise.
+    /// A client of the task began to wait or ended, and may have been the last but one: its others are looked at, if a refusal of theirs may count otherwise.
     pub(crate) fn look_at_stalled(&mut self, task: TaskId) {
-        let Some(t) = self.tasks.get(&task).filter(|t| t.clients.len() > 1) else {
+        let Some(t) = self.tasks.get(&task) else {
             return;
         };
         let alone = |id: &ClientId| {
@@ -138,7 +138,7 @@ impl Arbiter {
             .saturating_sub(siblings)
             .saturating_sub(others)
             .min(by_limit)
-            .saturating_sub(client.overhead)
+            .saturating_sub(client.fixed())
     }
 
     /// Whether a candidate can be served before any of the stalled is.

@@ -207,7 +207,7 @@ pub(crate) struct Totals {
     pub(crate) held: Bytes,
     /// What is away and has to come back.
     pub(crate) away: Bytes,
-    /// Overhead and pinned lease.
+    /// Overhead that is not loose, and pinned lease.
     pub(crate) stuck: Bytes,
     /// What open orders may still bring.
     pub(crate) ordered: Bytes,
@@ -575,6 +575,8 @@ pub(crate) struct Client {
     pub(crate) device: DeviceId,
     pub(crate) lease: Bytes,
     pub(crate) overhead: Bytes,
+    /// Of that: what an order can send away.
+    pub(crate) loose: Bytes,
     /// In host memory, by its own account or by what its orders copied.
     pub(crate) evicted: Bytes,
     /// Granted for evicted bytes that are not known to be back yet.
@@ -630,6 +632,7 @@ impl Client {
             device,
             lease,
             overhead,
+            loose: Bytes::ZERO,
             evicted,
             incoming: Bytes::ZERO,
             pinned: Bytes::ZERO,
@@ -668,9 +671,19 @@ impl Client {
         self.incoming = self.incoming.min(self.lease);
     }
 
-    /// Lease that could be moved at all.
+    /// What could be moved at all: lease, and overhead that is loose.
     pub(crate) fn movable(&self) -> Bytes {
+        self.movable_lease().saturating_add(self.loose)
+    }
+
+    /// Lease that could be moved at all.
+    pub(crate) fn movable_lease(&self) -> Bytes {
         self.lease.saturating_sub(self.pinned)
+    }
+
+    /// Overhead that stays whatever is ordered.
+    pub(crate) fn fixed(&self) -> Bytes {
+        self.overhead.saturating_sub(self.loose)
     }
 
     /// Lease and overhead.
@@ -680,7 +693,7 @@ impl Client {
 
     /// What stays on the device whatever is ordered.
     pub(crate) fn stuck(&self) -> Bytes {
-        self.overhead.saturating_add(self.pinned.min(self.lease))
+        self.fixed().saturating_add(self.pinned.min(self.lease))
     }
 
     /// Bytes that need lease before the client can run again.

@@ -2,7 +2,7 @@
 //!
 //! Lease that nothing uses goes first, of all that may be taken from, then whole clients: the idle, those that wait behind,
 //! and those that run and have had their turn; within each kind the lowest priority first. The walk ends as soon as there
-//! is enough.
+//! is enough. What the driver placed for the one that waits itself, and would give way to it, comes last.
 
 use std::collections::BTreeMap;
 
@@ -102,7 +102,7 @@ impl Walk<'_> {
             Depth::Unused if c.order.is_some() => Bytes::ZERO,
             Depth::Unused => self.arbiter.unused(c),
             Depth::Evict if willing == Willing::Running => Bytes::ZERO,
-            Depth::Evict => {
+            Depth::Evict | Depth::Beside => {
                 let pending = c.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
                 c.movable().saturating_sub(pending).saturating_sub(taken)
             }
@@ -156,7 +156,7 @@ impl Arbiter {
             .saturating_sub(siblings)
             .saturating_sub(others)
             .min(by_limit)
-            .saturating_sub(client.overhead)
+            .saturating_sub(client.fixed())
     }
 
     /// Whether a candidate could be served if every turn were over and everyone could be evicted.
@@ -174,7 +174,9 @@ impl Arbiter {
         let client = &self.clients[&r.client];
         let part = self.part_of(client);
         let need = r.need.saturating_add(r.later);
-        let own = client.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
+        // What is evicted of it has to come back; what is sent away beside its lease makes room for it.
+        let own = client.order.as_ref().filter(|o| o.depth != Depth::Beside);
+        let own = own.map_or(Bytes::ZERO, |o| o.pending());
         let ordered_of_siblings = part.sums.ordered.saturating_sub(own);
         let short = need
             .saturating_sub(d.free())
@@ -236,6 +238,9 @@ impl Arbiter {
                 }
             }
         }
+        // Last, what the driver placed for itself: without us it would give way to the allocation, too.
+        let own_room = self.own_room(client, walk.short);
+        walk.short = walk.short.saturating_sub(own_room);
         let reason = |t: &Take| match t.willing {
             _ if r.guaranteed => ReclaimReason::Guarantee { client: r.client },
             Willing::TurnOver => ReclaimReason::TurnEnded { client: r.client },
@@ -248,8 +253,23 @@ impl Arbiter {
                 .iter()
                 .filter(|t| !t.ordered)
                 .map(|t| (t.client, t.bytes, t.depth, reason(t)))
+                .chain((!own_room.is_zero() && client.order.is_none()).then_some((
+                    r.client,
+                    own_room,
+                    Depth::Beside,
+                    ReclaimReason::Own,
+                )))
                 .collect(),
         }
+    }
+
+    /// How much of `short` bytes a client that waits can make room for by itself, evicting nothing.
+    fn own_room(&self, client: &Client, short: Bytes) -> Bytes {
+        if self.left_alone(client) || self.task_of(client).paused {
+            return Bytes::ZERO;
+        }
+        let pending = client.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
+        short.min(client.loose.saturating_sub(pending))
     }
 
     /// Where a holder stands now.

@@ -309,9 +309,7 @@ impl crate::Arbiter {
         };
         if !self.possible(&me) {
             let usable = self.usable(id);
-            return format!(
-                "needs {need}, but others that are active leave {usable} beside what they requested"
-            );
+            return format!("needs {need}, but what others requested or cannot give leaves {usable}");
         }
         if !self.possible_now(&me) {
             return format!(

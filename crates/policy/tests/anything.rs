@@ -66,14 +66,14 @@ fn outcome() -> impl Strategy<Value = Outcome> {
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
-    (bytes(), bytes(), bytes(), bytes(), bytes()).prop_map(|(resident, cached, evicted, pinned, overhead)| {
-        Usage {
-            resident,
-            cached,
-            evicted,
-            pinned,
-            overhead,
-        }
+    let figures = (bytes(), bytes(), bytes(), bytes(), bytes(), bytes());
+    figures.prop_map(|(resident, cached, evicted, pinned, overhead, loose)| Usage {
+        resident,
+        cached,
+        evicted,
+        pinned,
+        overhead,
+        loose,
     })
 }
 
@@ -188,7 +188,9 @@ proptest! {
                     }
                     Action::Reclaim { client, bytes, .. } => {
                         prop_assert!(!bytes.is_zero());
-                        prop_assert!(arbiter.lease(*client).is_some_and(|l| !l.is_zero()));
+                        let has = |c: &ClientView| c.client == *client && !(c.lease.is_zero() && c.overhead.is_zero());
+                        let tasks = arbiter.snapshot().tasks;
+                        prop_assert!(tasks.iter().flat_map(|t| &t.clients).any(has));
                     }
                     Action::LodgingLent { lender, bytes, .. } => {
                         let Event::LodgingAsked { bytes: asked, lenders, .. } = &event else {

@@ -948,6 +948,7 @@ fn a_limit_below_what_is_live_needs_force() {
         device: GPU,
         limit: gib(50),
         live: gib(60),
+        cached: gib(0),
     };
     assert!(d.last.contains(&Action::ChangeRefused {
         task: TaskId(1),

@@ -480,6 +480,15 @@ messages! {
         71 Refused { /** Slot. */ device: u32, /** How much. */ asked: Bytes, /** What counts already. */ charged: Bytes, /** The limit. */ limit: Bytes }
         /// Answer to [`ToLayer::Trim`]; what was given back was told before, by `Return`.
         70 Trimmed { /** Slot. */ device: u32, /** As it was asked. */ query: u64, /** How much. */ bytes: Bytes }
+        /// What the driver placed by itself for this process on the card, beside its lease, and what an order could send off the card.
+        80 Beside {
+            /// Slot.
+            device: u32,
+            /// No more than so much: managed memory that is not known to be in host memory, and what the driver keeps for graphs that are gone.
+            loose: Bytes,
+            /// So much has left the card since the last such message, by orders.
+            gone: Bytes,
+        }
         /// Cards on which this one can have memory of its own, over a link that is faster than that to the host.
         60 LodgingLenders { /** Slot. */ device: u32, /** The cards. */ lenders: Vec<DeviceUuid> }
         /// Room on another card, for bytes that are about to leave this one. Answered by [`ToLayer::LodgingLent`]; one such question at a
@@ -574,6 +583,18 @@ messages! {
         /// Give back what is kept for later and nothing lives in: caches, and what pools do not need. Nothing is evicted. Answered by
         /// [`ToDaemon::Trimmed`], by a library that knows the message.
         70 Trim { /** Slot. */ device: u32, /** To be repeated in the answer. */ query: u64 }
+        /// Send away what the driver placed by itself, and nothing else: no lease is given back. An order like [`ToLayer::Reclaim`], taken back
+        /// and ended like one.
+        80 SendAway {
+            /// Slot.
+            device: u32,
+            /// Number of the order.
+            order: u64,
+            /// How much at least.
+            bytes: Bytes,
+            /// UTF-8 text: why, for `ebb doctor`.
+            reason: Vec<u8>,
+        }
         /// Answer to `LodgingAsk`.
         60 LodgingLent { /** Slot. */ device: u32, /** The card that lends it; zeros: there is none. */ lender: DeviceUuid, /** How much. */ bytes: Bytes }
         /// The card that lent this needs it: bring those bytes elsewhere, and say so by `LodgingLeft`.

@@ -480,7 +480,7 @@ impl Fleet {
             cached: Bytes::ZERO,
             evicted: c.evicted,
             pinned: Bytes::ZERO,
-            overhead: Bytes::ZERO,
+            ..Usage::default()
         };
         if c.accounted != Some(usage) {
             let node = self.node(c.card);

@@ -5,10 +5,12 @@
 //! after the gate is closed and the work is quiet, and change no address and no byte. Nothing is done when the program goes on: the driver
 //! brings a page of managed memory when it is touched, and takes memory for a graph when that is launched.
 //!
-//! Managed memory needs no lease, so that none comes back for it. Memory nodes keep theirs: a launch must not fail because it was lent out.
+//! Managed memory needs no lease, so that none comes back for it: the daemon is told how much could go (that is *loose*), holds it against
+//! what NVML sees of this process beyond its account, and orders it away as it does lease, from a program that has no lease at all, too, and
+//! for an allocation of this very program. What went is told piece by piece. Memory nodes keep theirs: a launch must not fail because it was lent out.
 //!
 //! # How much of it is on the card
-//! The driver does not say. It is no more than what is in use on the card beyond what the pool and the driver's own take; when
+//! The driver does not say. What a push frees is seen by what is in use on the card before and after it. It is no more than what is in use on the card beyond what the pool and the driver's own take; when
 //! that comes down to nothing, pushing ends. That bound also keeps a push from filling host memory with pages that were never on the card.
 
 mod room;
@@ -27,6 +29,8 @@ use crate::engine::ExternalKind;
 
 /// So much is pushed at once: a push cannot be taken back, and the owner looks around between two.
 const PIECE: u64 = 64 << 20;
+/// And no less, where less is wanted: nobody knows which pages are on the card.
+const LEAST: u64 = 8 << 20;
 /// One release pushes for so long at most. The rest goes by the next one.
 const AT_MOST: Duration = Duration::from_secs(5);
 
@@ -34,14 +38,14 @@ const AT_MOST: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug)]
 struct Range {
     len: u64,
-    /// It was pushed when the program had made so many passages of the gate.
-    out_at: Option<u64>,
+    /// So much of its beginning was pushed, when the program had made so many passages of the gate.
+    out: (u64, u64),
 }
 
 impl Range {
     /// Without a passage since, nothing of it can have come back.
-    fn is_out(&self, passages: u64) -> bool {
-        self.out_at == Some(passages)
+    fn out(&self, passages: u64) -> u64 {
+        if self.out.1 == passages { self.out.0 } else { 0 }
     }
 }
 
@@ -55,12 +59,18 @@ pub(crate) struct Beside {
     unable: bool,
     /// What the driver kept for graphs after the last trim.
     graphs_kept: u64,
+    /// What graphs had that are gone since: the driver may keep it.
+    graphs_left: u64,
+    /// Bytes that left the card and the daemon was not told of.
+    gone: u64,
+    /// What the daemon was told last that could go.
+    told: u64,
 }
 
 impl Beside {
     /// Managed memory was made.
     pub(crate) fn made(&mut self, base: u64, len: u64) {
-        self.ranges.insert(base, Range { len, out_at: None });
+        self.ranges.insert(base, Range { len, out: (0, 0) });
     }
 
     /// It is gone.
@@ -70,8 +80,31 @@ impl Beside {
 
     /// Bytes of managed memory that are known to be in host memory.
     pub(crate) fn out(&self, passages: u64) -> u64 {
-        let out = self.ranges.values().filter(|range| range.is_out(passages));
-        out.map(|range| range.len).sum()
+        self.ranges.values().map(|range| range.out(passages)).sum()
+    }
+
+    /// Bytes that an order could send away, at the most.
+    pub(crate) fn loose(&self, passages: u64) -> u64 {
+        let all: u64 = self.ranges.values().map(|range| range.len).sum();
+        let managed = if self.unable { 0 } else { all - self.out(passages) };
+        managed.saturating_add(self.graphs_left)
+    }
+
+    /// Memory of graphs is gone, as far as the program goes.
+    pub(crate) fn graph_gone(&mut self, bytes: u64) {
+        self.graphs_left = self.graphs_left.saturating_add(bytes);
+    }
+
+    /// The daemon is about to be told that so much could go: that, and what went, if it does not know.
+    pub(crate) fn news(&mut self, loose: u64) -> Option<(u64, u64)> {
+        let gone = std::mem::take(&mut self.gone);
+        let before = std::mem::replace(&mut self.told, loose);
+        (before != loose || gone > 0).then_some((loose, gone))
+    }
+
+    /// The next daemon knows nothing.
+    pub(crate) fn untold(&mut self) {
+        (self.gone, self.told) = (0, 0);
     }
 
     /// Bytes that were ever asked to move.
@@ -96,20 +129,21 @@ fn has_graphs(state: &crate::device::State) -> bool {
     state.external.contains_key(&ExternalKind::Graph)
 }
 
-fn to_push(core: &Core, state: &crate::device::State) -> Vec<(u64, u64)> {
+/// Where there is something to push: address, length, and how much of it is out already.
+fn to_push(core: &Core, state: &crate::device::State) -> Vec<(u64, u64, u64)> {
     if state.beside.unable || state.dead {
         return Vec::new();
     }
     let passages = core.gate.passages();
     let ranges = state.beside.ranges.iter();
     ranges
-        .filter(|(_, range)| !range.is_out(passages))
-        .map(|(base, range)| (*base, range.len))
+        .map(|(base, range)| (*base, range.len, range.out(passages)))
+        .filter(|(_, len, out)| out < len)
         .collect()
 }
 
-/// Sends away what can be sent away. The gate is closed for the device, and its work is quiet.
-pub(crate) fn send_away(core: &Core, device: &Device, order: &Order) {
+/// Sends away what can be sent away, `left` bytes of the card at least. The gate is closed for the device, and its work is quiet.
+pub(crate) fn send_away(core: &Core, device: &Device, order: &Order, left: &mut u64) {
     let (graphs, ranges) = {
         let state = device.lock();
         if state.dead {
@@ -118,10 +152,10 @@ pub(crate) fn send_away(core: &Core, device: &Device, order: &Order) {
         (has_graphs(&state), to_push(core, &state))
     };
     if graphs && may_go_on(core, device, order) {
-        trim(core, device);
+        counted(core, device, left, || trim(core, device));
     }
-    if !ranges.is_empty() {
-        push(core, device, order, &ranges);
+    if !ranges.is_empty() && *left > 0 {
+        push(core, device, order, &ranges, left);
     }
 }
 
@@ -130,21 +164,49 @@ fn may_go_on(core: &Core, device: &Device, order: &Order) -> bool {
     !state.dead && !state.is_void(order) && !core.is_exiting() && core.captures() == 0
 }
 
+/// Does something that frees memory of the card, and tells of what it freed. Others who allocate or free at the same time blur that; the
+/// daemon sees the truth in a moment.
+fn counted<T>(core: &Core, device: &Device, left: &mut u64, run: impl FnOnce() -> T) -> T {
+    let before = device.memory.occupied().unwrap_or(0);
+    let done = run();
+    let freed = before.saturating_sub(device.memory.occupied().unwrap_or(before));
+    *left = left.saturating_sub(freed);
+    let mut state = device.lock();
+    state.beside.gone += freed;
+    if freed > 0
+        && let Some(news) = state.beside_news(core)
+    {
+        core.link.send(news);
+    }
+    done
+}
+
 fn trim(core: &Core, device: &Device) {
     match device.memory.trim_graphs() {
-        Ok(kept) => device.lock().beside.graphs_kept = kept,
+        Ok(kept) => {
+            let beside = &mut device.lock().beside;
+            (beside.graphs_kept, beside.graphs_left) = (kept, 0);
+        }
         Err(error) => note(core, device, "trimming what is kept for graphs", error),
     }
 }
 
-/// Pushes managed memory to the host, as long as some of it may be on the card and the host has room.
-fn push(core: &Core, device: &Device, order: &Order, ranges: &[(u64, u64)]) {
+/// Pushes managed memory to the host until so much is freed, as long as some of it may be on the card and the host has room.
+fn push(core: &Core, device: &Device, order: &Order, ranges: &[(u64, u64, u64)], left: &mut u64) {
     let deadline = Instant::now() + AT_MOST;
     let mut pushed = 0;
-    'all: for (base, len) in ranges.iter().copied() {
-        let mut done = 0;
-        while done < len && may_be_there(device) {
-            let piece = PIECE.min(len - done);
+    'all: for (base, len, out) in ranges.iter().copied() {
+        let mut done = out;
+        while done < len {
+            if !may_be_there(device) {
+                // Wherever it is, it is not here.
+                done = len;
+                break;
+            }
+            if *left == 0 {
+                break;
+            }
+            let piece = PIECE.min(len - done).min((*left).max(LEAST));
             if !may_go_on(core, device, order) || Instant::now() >= deadline {
                 break 'all;
             }
@@ -155,7 +217,7 @@ fn push(core: &Core, device: &Device, order: &Order, ranges: &[(u64, u64)]) {
                 ));
                 break 'all;
             }
-            match move_out(device, base + done, piece) {
+            match counted(core, device, left, || move_out(device, base + done, piece)) {
                 Ok(()) => pushed += piece,
                 Err(error) => {
                     note(core, device, "pushing managed memory to the host", error);
@@ -168,12 +230,11 @@ fn push(core: &Core, device: &Device, order: &Order, ranges: &[(u64, u64)]) {
                 }
             }
             done += piece;
+            is_out(core, device, (base, len), done);
         }
-        let passages = core.gate.passages();
-        if let Some(range) = device.lock().beside.ranges.get_mut(&base)
-            && range.len == len
-        {
-            range.out_at = Some(passages);
+        is_out(core, device, (base, len), done);
+        if *left == 0 {
+            break;
         }
     }
     device.lock().beside.pushed += pushed;
@@ -185,6 +246,16 @@ fn push(core: &Core, device: &Device, order: &Order, ranges: &[(u64, u64)]) {
         ));
     }
     core.link.poke();
+}
+
+/// So much of the beginning of a range is in host memory.
+fn is_out(core: &Core, device: &Device, (base, len): (u64, u64), done: u64) {
+    let passages = core.gate.passages();
+    if let Some(range) = device.lock().beside.ranges.get_mut(&base)
+        && range.len == len
+    {
+        range.out = (done, passages);
+    }
 }
 
 fn move_out(device: &Device, addr: u64, len: u64) -> Result<(), DeviceError> {

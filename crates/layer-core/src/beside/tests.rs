@@ -125,3 +125,71 @@ fn bug_076_what_is_kept_for_graphs_is_let_go_and_the_rest_named() {
     );
     rig.assert_clean();
 }
+
+/// What the daemon was told of last: how much could go, and how much went in all.
+fn told(daemon: &Daemon) -> (u64, u64) {
+    let (mut last, mut all) = (0, 0);
+    daemon.each(|message| {
+        if let ToDaemon::Beside { loose, gone, .. } = message {
+            last = loose.get();
+            all += gone.get();
+        }
+    });
+    (last, all)
+}
+
+#[test]
+fn a_program_without_a_lease_sends_as_much_as_is_wanted_and_says_so_before_the_order_ends() {
+    let daemon = Daemon::start(Script::default());
+    let rig = Rig::new(Some(&daemon), 256 * G);
+    for n in 0..3 {
+        managed(&rig, AT + n * 64 * G, 20 * G);
+        rig.touch(|fake| fake.touch_managed(AT + n * 64 * G, 20 * G, 20 * G))
+            .unwrap();
+    }
+    rig.until("the daemon knows what could go", |_| told(&daemon) == (60 * G, 0));
+    for order in 1..=2 {
+        let end = daemon.reclaim(20 * G);
+        assert!(done(end), "{end:?}");
+        assert_eq!((end.freed, rig.card.used()), (0, (60 - order * 20) * G));
+        assert_eq!(told(&daemon), ((60 - order * 20) * G, order * 20 * G));
+    }
+    // Nothing of it waits for a lease.
+    rig.touch(|fake| fake.touch_managed(AT, 20 * G, 20 * G)).unwrap();
+    rig.until("the daemon knows that it may be back", |_| {
+        told(&daemon) == (60 * G, 40 * G)
+    });
+    rig.assert_clean();
+}
+
+#[test]
+fn an_order_for_what_is_beside_the_lease_leaves_the_lease_alone() {
+    let daemon = Daemon::start(Script::default());
+    let rig = Rig::new(Some(&daemon), 256 * G);
+    let own = rig.alloc(8 * G);
+    rig.fill(own, 8 * G, 3);
+    let lease = daemon.lease();
+    managed(&rig, AT, 20 * G);
+    rig.touch(|fake| fake.touch_managed(AT, 20 * G, 20 * G)).unwrap();
+    let end = daemon.send_away(100 * G);
+    assert_eq!((end.freed, end.copied), (0, 0), "{end:?}");
+    assert_eq!((daemon.lease(), rig.card.used()), (lease, lease));
+    assert_eq!(told(&daemon).1, 20 * G);
+    assert!(rig.holds(own, 8 * G, 3));
+    rig.assert_clean();
+}
+
+#[test]
+fn what_graphs_left_can_be_ordered_away() {
+    let daemon = Daemon::start(Script::default());
+    let rig = Rig::new(Some(&daemon), 256 * G);
+    let graph = ExternalKind::Graph;
+    rig.engine
+        .external_reserve(rig.device, graph, Bytes(12 * G))
+        .unwrap();
+    rig.fake.keep_for_graphs(12 * G, 0);
+    rig.engine.external_release(rig.device, graph, Bytes(12 * G));
+    rig.until("the daemon knows what could go", |_| told(&daemon) == (12 * G, 0));
+    assert!(done(daemon.send_away(12 * G)));
+    assert_eq!((rig.card.used(), told(&daemon)), (0, (0, 12 * G)));
+}

@@ -64,8 +64,15 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
             device,
             order,
             bytes,
-            reason,
+            ref reason,
+        }
+        | ToLayer::SendAway {
+            device,
+            order,
+            bytes,
+            ref reason,
         } => {
+            let beside = matches!(message, ToLayer::SendAway { .. });
             if let Some(device) = by_slot(core, device) {
                 let mut state = device.lock();
                 let epoch = state.epoch;
@@ -73,7 +80,8 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
                     id: order,
                     bytes: bytes.get(),
                     epoch,
-                    reason: String::from_utf8_lossy(&reason).into_owned(),
+                    reason: String::from_utf8_lossy(reason).into_owned(),
+                    beside,
                 });
                 drop(state);
                 device.wake();

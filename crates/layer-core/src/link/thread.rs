@@ -129,6 +129,7 @@ fn leave(core: &Arc<Core>) {
         state.mode = Mode::Alone;
         state.epoch = 0;
         state.slot = None;
+        state.beside.untold();
         state.attach_deadline = None;
         state.asks.clear();
         state.orders.clear();
@@ -373,6 +374,9 @@ impl<'a> Connection<'a> {
         for device in self.core.devices() {
             allocated += device.lock().pool.books.allocated;
             let touches = self.core.touches(device.index);
+            if let Some(news) = device.lock().beside_news(self.core) {
+                link.send(news);
+            }
             if let Some(usage) = device.lock().usage(self.core, touches)
                 && self.told.get(&device.index) != Some(&usage)
             {

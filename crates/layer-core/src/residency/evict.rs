@@ -48,9 +48,13 @@ pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
         Bytes(order.bytes),
         order.reason
     ));
-    give_without_copy(core, device, order, &mut left);
     let mut result = outcome::DONE;
-    if left > 0 && !device.lock().is_void(order) {
+    if order.beside {
+        result = beside_alone(core, device, order, &mut left);
+    } else {
+        give_without_copy(core, device, order, &mut left);
+    }
+    if !order.beside && left > 0 && !device.lock().is_void(order) {
         result = evict(core, device, order, &mut left, &mut done);
         // What was freed meanwhile went to the cache.
         give_without_copy(core, device, order, &mut left);
@@ -79,6 +83,10 @@ pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
         _ => {}
     }
     if let Some(slot) = state.slot.filter(|_| order.epoch == state.epoch) {
+        // What is left to be sent away is judged by this.
+        if let Some(news) = state.beside_news(core) {
+            core.link.send(news);
+        }
         // More may be away than was copied, and what is to come back is judged by that.
         if state.pool.books.evicted != state.told_evicted
             && let Some(usage) = state.usage(core, core.touches(device.index))
@@ -135,9 +143,8 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             return outcome::FAILED;
         }
         if chunks::movable_bytes(core, device, &state) == 0 {
-            let used = state.pool.books.used;
             drop(state);
-            return beside_alone(core, device, order, used);
+            return beside_alone(core, device, order, left);
         }
     }
     // Before the gate closes: as long as there is no room for a single chunk, the program may go on.
@@ -178,7 +185,7 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     let result = copy_out(core, device, order, room, left, done);
     core.arena.copies(false);
     want_no_more(core, device);
-    beside::send_away(core, device, order);
+    beside::send_away(core, device, order, left);
     let mut state = device.lock();
     state.phase = Phase::Evicted;
     let back = state.pool.books.evicted == 0;
@@ -215,16 +222,24 @@ fn want_no_more(core: &Core, device: &Device) {
     core.link.poke();
 }
 
-/// Nothing of the pool can move: what the driver places by itself goes all the same.
-fn beside_alone(core: &Arc<Core>, device: &Device, order: &Order, used: u64) -> u32 {
-    if beside::has_any(core, device) && close(core, device).is_ok() {
-        beside::send_away(core, device, order);
+/// Nothing of the pool can move, or is to: what the driver places by itself goes all the same.
+fn beside_alone(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64) -> u32 {
+    if beside::has_any(core, device) {
+        if let Err(result) = close(core, device) {
+            return result;
+        }
+        beside::send_away(core, device, order, left);
         let back = device.lock().pool.books.evicted == 0;
         if back {
             reopen(core, device);
         }
     }
-    nothing_left(device, used)
+    let used = device.lock().pool.books.used;
+    if *left == 0 {
+        outcome::DONE
+    } else {
+        nothing_left(device, used)
+    }
 }
 
 fn nothing_left(_: &Device, used: u64) -> u32 {

@@ -271,6 +271,14 @@ impl Driver {
         }
     }
 
+    /// A process has sent so much off a card: what was seen of it before shows more than there is.
+    pub(super) fn has_gone(&mut self, pid: u32, id: DeviceId, bytes: Bytes) {
+        let device = self.devices.get_mut(&id);
+        if let Some(excess) = device.and_then(|device| device.excess.get_mut(&pid)) {
+            *excess = excess.saturating_sub(bytes);
+        }
+    }
+
     pub(super) fn feed_device(&mut self, id: DeviceId) {
         if let Some(device) = self.devices.get(&id) {
             let (capacity, unmanaged) = (device.capacity(), device.of_nobody());

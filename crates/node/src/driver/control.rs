@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::timers::Timer;
+use super::trims::Then;
 use super::{ControlId, Driver, PeerId, Source};
 use crate::config::Scope;
 use crate::{say, sys};
@@ -58,6 +59,14 @@ pub(super) enum Reply {
     Saved(Answer),
     /// The answer comes when it is known.
     Later,
+}
+
+/// What is to be changed of a task.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    pub limit: Option<Bytes>,
+    pub request: Option<Bytes>,
+    pub priority: Option<Priority>,
 }
 
 /// Somebody waits until a task is off the cards.
@@ -311,7 +320,7 @@ impl Driver {
                 this.hibernate(Some(id), task, wait)
             }),
             Request::Trim { task: Some(task) } => {
-                self.with_task(id, &task, |this, task| this.trim(id, &[task]))
+                self.with_task(id, &task, |this, task| this.trim(id, &[task], Then::Tell))
             }
             Request::Trim { task: None } => {
                 let uid = self.controls.get(&id).map_or(u32::MAX, |conn| conn.cred.uid);
@@ -320,7 +329,7 @@ impl Driver {
                     .iter()
                     .filter(|(_, task)| uid == 0 || task.owner == uid);
                 let tasks: Vec<TaskId> = own.map(|(task, _)| *task).collect();
-                self.trim(id, &tasks)
+                self.trim(id, &tasks, Then::Tell)
             }
             Request::Resume { task } => self.with_task(id, &task, |this, task| this.resume(id, task)),
             Request::Limit {
@@ -329,7 +338,12 @@ impl Driver {
                 request,
                 priority,
             } => self.with_task(id, &task, |this, task| {
-                this.change(task, limit, request, priority)
+                let figures = Figures {
+                    limit,
+                    request,
+                    priority,
+                };
+                this.change(task, figures, Some(id))
             }),
             Request::News { task } => {
                 self.with_task(id, &task, |this, task| Reply::Now(this.tell_news(task)))
@@ -564,20 +578,15 @@ impl Driver {
         })
     }
 
-    fn change(
-        &mut self,
-        task: TaskId,
-        limit: Option<Bytes>,
-        request: Option<Bytes>,
-        priority: Option<Priority>,
-    ) -> Reply {
+    /// Changes a task's figures. `trim`: for whom the task is asked for what it keeps first, if that is in the way of a limit; once.
+    pub(super) fn change(&mut self, task: TaskId, figures: Figures, trim: Option<ControlId>) -> Reply {
         let Some(old) = self.tasks.get(&task).map(|task| task.spec.clone()) else {
             return Reply::Now(failure(format!("{task} ended meanwhile"), ""));
         };
         let spec = TaskSpec {
-            limit: limit.or(old.limit),
-            request: request.unwrap_or(old.request),
-            priority: priority.unwrap_or(old.priority),
+            limit: figures.limit.or(old.limit),
+            request: figures.request.unwrap_or(old.request),
+            priority: figures.priority.unwrap_or(old.priority),
             ..old
         };
         if let Some(failure) = self.figures_fail(spec.request, spec.limit) {
@@ -604,12 +613,15 @@ impl Driver {
                 ))
             }
             Err(why) => {
+                if let Some(control) = trim
+                    && matches!(why, Refusal::LimitBelowLive { cached, .. } if !cached.is_zero())
+                {
+                    return self.trim(control, &[task], Then::Change(task, figures));
+                }
                 let fix = match &why {
-                    Refusal::LimitBelowLive { live, .. } => {
-                        format!(
-                            "set a limit of at least {}, or have the program free memory first",
-                            live.to_quantity()
-                        )
+                    Refusal::LimitBelowLive { live, cached, .. } => {
+                        let least = live.saturating_add(*cached).to_quantity();
+                        format!("set a limit of at least {least}, or have the program free memory first")
                     }
                     _ => "`ebb ps` shows what other tasks have requested".to_string(),
                 };

@@ -3,6 +3,7 @@
 //! Packets, lines, deaths, timers and workers' answers become events of the arbiter; its actions become messages. What
 //! may block is done by workers ([`crate::worker`]). A peer can cost the driver no more than a bounded queue.
 
+mod beside;
 mod cards;
 mod conns;
 mod control;
@@ -622,11 +623,20 @@ impl Driver {
         if let Some(known) = self.client_mut(peer, device) {
             known.orders.insert(order.0);
         }
-        let message = ToLayer::Reclaim {
-            device: device.0,
-            order: order.0,
-            bytes,
-            reason: reason.as_bytes().to_vec(),
+        let (device, order, reason) = (device.0, order.0, reason.as_bytes().to_vec());
+        let message = match depth {
+            Depth::Beside => ToLayer::SendAway {
+                device,
+                order,
+                bytes,
+                reason,
+            },
+            Depth::Unused | Depth::Evict => ToLayer::Reclaim {
+                device,
+                order,
+                bytes,
+                reason,
+            },
         };
         self.send(peer, &message, Vec::new());
     }

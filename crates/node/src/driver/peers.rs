@@ -38,6 +38,8 @@ pub(super) struct Client {
     pub allocated: Bytes,
     /// Managed memory, and how much of it is known to be in host memory.
     pub managed: (Bytes, Bytes),
+    /// The most that an order could send away beside its lease.
+    pub loose: Bytes,
     /// Memory given to other processes by handle, and memory of others that it has.
     pub exported: Bytes,
     pub imported: Bytes,
@@ -74,6 +76,7 @@ impl Client {
             client: self.id,
             usage: Usage {
                 overhead,
+                loose: self.extra.min(self.loose),
                 ..self.usage
             },
         }
@@ -273,6 +276,7 @@ impl Driver {
                     evicted,
                     pinned,
                     overhead,
+                    ..Usage::default()
                 };
                 client.allocated = allocated;
                 client.managed = (managed, managed_out);
@@ -415,6 +419,7 @@ impl Driver {
             } => self.lodging_left(peer, DeviceId(device), lender, bytes),
             ToDaemon::LodgingHeld { device, held } => self.lodging_held(peer, DeviceId(device), &held),
             ToDaemon::Trimmed { device, query, bytes } => self.trimmed(peer, DeviceId(device), query, bytes),
+            ToDaemon::Beside { device, loose, gone } => self.beside(peer, DeviceId(device), loose, gone),
             ToDaemon::Report { query, text } => self.report_arrived(peer, query, &text),
             ToDaemon::Detach { device } => {
                 self.shares_detached(peer, DeviceId(device));
@@ -526,6 +531,7 @@ impl Driver {
                 usage,
                 allocated: Bytes::ZERO,
                 managed: (Bytes::ZERO, Bytes::ZERO),
+                loose: Bytes::ZERO,
                 exported: Bytes::ZERO,
                 imported: Bytes::ZERO,
                 lenders: Vec::new(),
@@ -549,6 +555,7 @@ impl Driver {
             });
         } else if let Some(client) = self.client_mut(peer, device) {
             (client.usage, client.told) = (usage, (limit, elsewhere));
+            client.loose = Bytes::ZERO;
             self.feed_usage(peer, device);
         }
         // Told its slot before the arbiter has anything to say to it.
@@ -620,12 +627,16 @@ impl Driver {
                 })
                 .sum()
         });
-        // What the driver took for this very process and no call showed counts as elsewhere: the library does not know of it.
+        // What the driver took for this very process and no call showed counts as elsewhere: the library does not know of it. What
+        // may be managed memory it has counted.
         let own = self
             .clients
             .get(&client)
             .and_then(|(peer, device)| self.peers.get(peer)?.clients.get(device))
-            .map_or(Bytes::ZERO, |client| client.extra);
+            .map_or(Bytes::ZERO, |client| {
+                let managed = client.managed.0.saturating_sub(client.managed.1);
+                client.extra.saturating_sub(managed)
+            });
         let charged = charged
             .saturating_add(own)
             .saturating_add(self.strange_bytes(task, device));

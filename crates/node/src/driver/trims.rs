@@ -7,17 +7,28 @@ use ebb_protocol::ToLayer;
 use ebb_protocol::control::{Answer, Payload, TrimmedTask};
 use ebb_units::{Bytes, DeviceId, TaskId};
 
-use super::control::Reply;
+use super::control::{Figures, Reply};
 use super::timers::Timer;
 use super::{ControlId, Driver, PeerId};
 
 /// How long a library has: it waits for nothing, but a moment's eviction goes first.
 const WAIT: Duration = Duration::from_secs(10);
 
+/// What a trim is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Then {
+    /// The sum is told.
+    Tell,
+    /// A task's figures are changed, which what it kept was in the way of.
+    Change(TaskId, Figures),
+}
+
 /// Somebody waits for what tasks give back.
 #[derive(Debug)]
 pub(super) struct TrimWait {
     pub control: ControlId,
+    /// What is done then.
+    then: Then,
     /// Who has not answered yet.
     open: BTreeSet<(PeerId, DeviceId)>,
     tasks: BTreeMap<TaskId, TrimmedTask>,
@@ -27,10 +38,11 @@ pub(super) struct TrimWait {
 
 impl Driver {
     /// Asks the processes of these tasks.
-    pub(super) fn trim(&mut self, control: ControlId, tasks: &[TaskId]) -> Reply {
+    pub(super) fn trim(&mut self, control: ControlId, tasks: &[TaskId], then: Then) -> Reply {
         let query = self.new_id();
         let mut wait = TrimWait {
             control,
+            then,
             open: BTreeSet::new(),
             tasks: BTreeMap::new(),
             of: BTreeMap::new(),
@@ -101,8 +113,17 @@ impl Driver {
             .is_some_and(|wait| over || wait.open.is_empty());
         if let Some(mut wait) = ends.then(|| self.trims.remove(&query)).flatten() {
             wait.fail(|_| true);
-            let tasks = wait.tasks.into_values().collect();
-            self.answer(wait.control, &Answer::Ok(Payload::Trimmed { tasks }));
+            match wait.then {
+                Then::Tell => {
+                    let tasks = wait.tasks.into_values().collect();
+                    self.answer(wait.control, &Answer::Ok(Payload::Trimmed { tasks }));
+                }
+                Then::Change(task, figures) => match self.change(task, figures, None) {
+                    Reply::Now(answer) => self.answer(wait.control, &answer),
+                    Reply::Saved(answer) => self.answer_saved(wait.control, answer),
+                    Reply::Later => {}
+                },
+            }
         }
     }
 }

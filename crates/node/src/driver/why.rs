@@ -121,6 +121,11 @@ impl Driver {
                     bytes => bytes.to_string(),
                 };
                 let what = if *depth == Depth::Unused { "unused " } else { "" };
+                let of = if *depth == Depth::Beside {
+                    " of what the driver placed for it"
+                } else {
+                    ""
+                };
                 let mut why = reason.to_string();
                 if let Some(other) = reason.beneficiary() {
                     why = why.replace(&other.to_string(), &self.who(other));
@@ -131,7 +136,7 @@ impl Driver {
                         format!("{amount} {what}taken from {giver}: {grounds}"),
                     );
                 }
-                self.note(*client, now, format!("gives {amount}: {why} ({grounds})"));
+                self.note(*client, now, format!("gives {amount}{of}: {why} ({grounds})"));
             }
             Action::CancelReclaim { client, .. } => {
                 self.note(*client, now, "keeps it: nobody needs it any more".into());
@@ -276,7 +281,7 @@ impl Driver {
         match &wait.stuck {
             Some(Stuck::Limit(reason)) => return format!("{text}; {reason}"),
             Some(Stuck::Requested { usable }) => {
-                return format!("{text}; others use what they requested, which leaves {usable} for it");
+                return format!("{text}; what others requested or cannot give leaves {usable} for it");
             }
             Some(Stuck::Stalled { usable }) => {
                 return format!(

@@ -544,7 +544,7 @@ impl World {
             cached: Bytes::ZERO,
             evicted: p.evicted,
             pinned: Bytes::ZERO,
-            overhead: Bytes::ZERO,
+            ..Usage::default()
         };
         if p.told != Some(usage) {
             p.told = Some(usage);

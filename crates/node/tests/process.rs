@@ -86,9 +86,9 @@ fn signals_reload_and_end_it_and_systemd_is_told() {
     until_said("the settings stay as they are");
     until_said("bugdet");
     // What cannot change at once is said to hold later.
-    std::fs::write(at("ebb.toml"), settings + "[policy]\nmin_turn = \"3s\"\n").unwrap();
+    std::fs::write(at("ebb.toml"), settings + "[event_log]\nenabled = false\n").unwrap();
     daemon.signal(Signal::HUP);
-    until_said("a new `policy` holds from the next start");
+    until_said("a new `event_log` holds from the next start");
 
     assert!(at("run/layer.sock").exists());
     daemon.signal(Signal::TERM);

@@ -41,6 +41,9 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// So many numbers of streams, and those that have ended are forgotten.
 const MANY: usize = 64;
 
+/// How long a trim waits for streams that have nothing to do.
+const MOMENT: Duration = Duration::from_millis(20);
+
 /// In whose order a block is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -255,6 +258,23 @@ pub(crate) fn make_room(core: &Core, device: usize, bytes: u64) -> u64 {
 pub(crate) fn make_room_as_owner(core: &Core, device: usize, bytes: u64) -> u64 {
     let _owner = AsOwner::begin();
     make_room(core, device, bytes)
+}
+
+/// Everything that nothing lives in, on the device's owner thread. An event that was recorded a moment ago needs a moment to
+/// pass, however idle its stream is: that is waited for, and no work.
+pub(crate) fn trim_as_owner(core: &Core, device: usize) {
+    let Some(one) = core.frameworks.get(device) else {
+        return;
+    };
+    let _owner = AsOwner::begin();
+    let deadline = Instant::now() + MOMENT;
+    loop {
+        one.release(u64::MAX);
+        if one.front.stats().pool.idle == 0 || Instant::now() >= deadline {
+            return;
+        }
+        std::thread::sleep(MOMENT / 100);
+    }
 }
 
 /// A device's gate is closed and nothing runs on it: what nothing lives in needs no copy.

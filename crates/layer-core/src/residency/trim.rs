@@ -12,7 +12,7 @@ pub(super) fn carry_out(core: &Core, device: &Device, query: u64) {
     let dead = device.lock().dead;
     if !dead {
         streamed::make_room(core, device.index);
-        frameworks::make_room_as_owner(core, device.index, u64::MAX);
+        frameworks::trim_as_owner(core, device.index);
         let apart = device.lock().pool.drop_cached(u64::MAX);
         device.take_apart(core, &apart);
         device.retry_stuck();

@@ -244,7 +244,7 @@ impl Arbiter {
             return;
         };
         let reason = DenyReason::Deadlock {
-            footprint: c.lease.saturating_add(victim.need).saturating_add(victim.later),
+            footprint: self.served_with(&victim),
             usable: self.usable_now(victim.client),
         };
         self.deny(victim.client, ask, reason, true, out);

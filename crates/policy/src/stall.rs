@@ -125,29 +125,15 @@ impl Arbiter {
     /// The most that a client could have on its device if every turn were over and all but the stalled could be evicted.
     pub(crate) fn usable_now(&self, id: ClientId) -> Bytes {
         let client = &self.clients[&id];
-        let d = self.device_of(client);
         let part = self.part_of(client);
-        let siblings = part
-            .sums
-            .stuck
-            .saturating_sub(client.stuck())
-            .saturating_add(part.stalled.saturating_sub(client.linked.stalled));
-        let others = d.barred.saturating_sub(part.barred);
-        let by_limit = self.task_of(client).limit().saturating_sub(siblings);
-        d.managed()
-            .saturating_sub(siblings)
-            .saturating_sub(others)
-            .min(by_limit)
-            .saturating_sub(client.fixed())
+        let own = part.stalled.saturating_sub(client.linked.stalled);
+        let others = self.device_of(client).barred.saturating_sub(part.barred);
+        self.usable_beside(id, own, others)
     }
 
     /// Whether a candidate can be served before any of the stalled is.
     pub(crate) fn possible_now(&self, r: &Candidate) -> bool {
-        let all = self.clients[&r.client]
-            .lease
-            .saturating_add(r.need)
-            .saturating_add(r.later);
-        all <= self.usable_now(r.client)
+        self.served_with(r) <= self.usable_now(r.client)
     }
 
     /// Whether a client waits and cannot be served at present: it stands in nobody's way.

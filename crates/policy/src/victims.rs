@@ -147,25 +147,34 @@ impl Arbiter {
     /// The most that a client could have on its device if every turn were over and everyone could be evicted.
     pub(crate) fn usable(&self, id: ClientId) -> Bytes {
         let client = &self.clients[&id];
-        let d = self.device_of(client);
-        let part = self.part_of(client);
-        let siblings = part.sums.stuck.saturating_sub(client.stuck());
-        let others = d.sums.locked.saturating_sub(part.sums.locked);
+        let others = self.device_of(client).sums.locked;
+        let others = others.saturating_sub(self.part_of(client).sums.locked);
+        self.usable_beside(id, Bytes::ZERO, others)
+    }
+
+    /// The same, where so much of its own task's other clients stays beside what never leaves, and so much of other tasks.
+    pub(crate) fn usable_beside(&self, id: ClientId, own: Bytes, others: Bytes) -> Bytes {
+        let client = &self.clients[&id];
+        let stuck = self.part_of(client).sums.stuck;
+        let siblings = stuck.saturating_sub(client.stuck()).saturating_add(own);
         let by_limit = self.task_of(client).limit().saturating_sub(siblings);
-        d.managed()
+        self.device_of(client)
+            .managed()
             .saturating_sub(siblings)
             .saturating_sub(others)
             .min(by_limit)
             .saturating_sub(client.fixed())
     }
 
+    /// What a candidate has when it is served.
+    pub(crate) fn served_with(&self, r: &Candidate) -> Bytes {
+        let lease = self.clients[&r.client].lease;
+        lease.saturating_add(r.need).saturating_add(r.later)
+    }
+
     /// Whether a candidate could be served if every turn were over and everyone could be evicted.
     pub(crate) fn possible(&self, r: &Candidate) -> bool {
-        let all = self.clients[&r.client]
-            .lease
-            .saturating_add(r.need)
-            .saturating_add(r.later);
-        all <= self.usable(r.client)
+        self.served_with(r) <= self.usable(r.client)
     }
 
     /// How `r` could get all that it needs.

@@ -9,7 +9,7 @@ use super::admission::Expected;
 use super::course::{Course, Step};
 use super::progress::{Due, Progress};
 use super::queue::Agenda;
-use super::{Done, Job, Outcome, Setting, State, Timeline, by_arrival};
+use super::{Job, Outcome, Setting, State, by_arrival};
 
 /// What a job holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,11 +69,7 @@ pub(super) fn run(jobs: &[Job], setting: &Setting, rule: Rule) -> Outcome {
         queue: Vec::new(),
         expected: Expected::new(jobs.len(), setting.cards, setting.fill),
         progress: Progress::new(jobs.len(), setting.cards),
-        out: Outcome {
-            jobs: vec![Done::default(); jobs.len()],
-            timeline: Timeline::new(jobs.len(), setting.timeline),
-            ..Outcome::default()
-        },
+        out: Outcome::begun(jobs, setting),
     };
     for job in by_arrival(jobs) {
         run.agenda.enter(jobs[job].arrives, Event::Arrive(job));
@@ -115,7 +111,7 @@ impl Run<'_> {
 
     fn arrive(&mut self, job: usize) {
         let j = &self.jobs[job];
-        let most = j.limit.map_or(self.setting.card, |l| l.min(self.setting.card));
+        let most = self.setting.most(j);
         if j.peak() > most {
             return;
         }

@@ -171,6 +171,13 @@ pub struct Setting {
     pub timeline: bool,
 }
 
+impl Setting {
+    /// The most that a job may ever hold on a card.
+    fn most(&self, job: &Job) -> Bytes {
+        job.limit.map_or(self.card, |limit| limit.min(self.card))
+    }
+}
+
 impl Default for Setting {
     fn default() -> Self {
         let speeds = Speeds::default();
@@ -229,6 +236,15 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Before anything has happened.
+    fn begun(jobs: &[Job], setting: &Setting) -> Self {
+        Self {
+            jobs: vec![Done::default(); jobs.len()],
+            timeline: Timeline::new(jobs.len(), setting.timeline),
+            ..Self::default()
+        }
+    }
+
     /// A share of the waits is no longer than this, seconds.
     #[must_use]
     pub fn wait(&self, share: f64) -> f64 {

@@ -9,7 +9,7 @@
 
 use super::course::{Course, Step};
 use super::queue::Agenda;
-use super::{Done, Job, Outcome, Setting, State, Timeline, by_arrival};
+use super::{Job, Outcome, Setting, State, by_arrival};
 
 /// Points of the grid.
 const GRID: f64 = 4096.0;
@@ -82,11 +82,7 @@ impl<'a> Fluid<'a> {
             lives: vec![Life::default(); jobs.len()],
             busy: Vec::new(),
             ended: 0,
-            out: Outcome {
-                jobs: vec![Done::default(); jobs.len()],
-                timeline: Timeline::new(jobs.len(), setting.timeline),
-                ..Outcome::default()
-            },
+            out: Outcome::begun(jobs, setting),
         }
     }
 
@@ -94,7 +90,7 @@ impl<'a> Fluid<'a> {
         let mut looks = 0.0_f64;
         for job in by_arrival(self.jobs) {
             let j = &self.jobs[job];
-            let most = j.limit.map_or(self.setting.card, |l| l.min(self.setting.card));
+            let most = self.setting.most(j);
             if j.peak() > most {
                 self.ended += 1;
                 continue;
@@ -231,16 +227,9 @@ impl<'a> Fluid<'a> {
 
 /// On a grid: for many jobs.
 fn planned(jobs: &[Job], setting: &Setting) -> Outcome {
-    let mut out = Outcome {
-        jobs: vec![Done::default(); jobs.len()],
-        timeline: Timeline::new(jobs.len(), setting.timeline),
-        ..Outcome::default()
-    };
+    let mut out = Outcome::begun(jobs, setting);
     let card = setting.card.0 as f64;
-    let fits: Vec<bool> = jobs
-        .iter()
-        .map(|j| j.peak() <= j.limit.map_or(setting.card, |l| l.min(setting.card)))
-        .collect();
+    let fits: Vec<bool> = jobs.iter().map(|j| j.peak() <= setting.most(j)).collect();
     let all: f64 = jobs.iter().map(Job::seconds).fold(0.0, f64::max);
     let demand = |part: fn(&super::Phase, f64) -> f64| -> f64 {
         let phases = jobs.iter().flat_map(|j| &j.phases);

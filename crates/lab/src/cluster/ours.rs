@@ -19,7 +19,7 @@ use ebb_units::Bytes;
 use super::admission::Expected;
 use super::course::{Course, Step};
 use super::progress::{Due, Progress};
-use super::{Done, Job, Outcome, Setting, State, Timeline, by_arrival};
+use super::{Job, Outcome, Setting, State, by_arrival};
 use crate::place::{Load, Move, Placer};
 use crate::sim::{Fleet, Notice, Shape, Who, in_seconds, seconds};
 
@@ -97,11 +97,7 @@ impl<'a> Run<'a> {
             moves: setting.moves && jobs.iter().all(|j| j.request.is_zero()),
             running: 0,
             left: jobs.len(),
-            out: Outcome {
-                jobs: vec![Done::default(); jobs.len()],
-                timeline: Timeline::new(jobs.len(), setting.timeline),
-                ..Outcome::default()
-            },
+            out: Outcome::begun(jobs, setting),
         }
     }
 
@@ -146,7 +142,7 @@ impl<'a> Run<'a> {
 
     fn arrive(&mut self, job: usize) {
         let j = &self.jobs[job];
-        let most = j.limit.map_or(self.setting.card, |l| l.min(self.setting.card));
+        let most = self.setting.most(j);
         if j.peak() > most || j.request > most {
             self.left -= 1;
             return;

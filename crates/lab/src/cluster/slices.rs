@@ -9,7 +9,7 @@ use ebb_units::Bytes;
 use super::admission::Expected;
 use super::course::{Course, Step};
 use super::queue::Agenda;
-use super::{Done, Job, Outcome, Setting, State, Timeline, by_arrival};
+use super::{Job, Outcome, Setting, State, by_arrival};
 
 /// What a new job is expected to use. Whoever runs has the whole GPU, whatever it does with it; half of the time is a guess, without which
 /// nobody would ever be let in beside another.
@@ -69,11 +69,7 @@ pub(super) fn run(jobs: &[Job], setting: &Setting, slice: f64) -> Outcome {
         cards: vec![Card::default(); setting.cards],
         queue: Vec::new(),
         expected: Expected::new(jobs.len(), setting.cards, setting.fill),
-        out: Outcome {
-            jobs: vec![Done::default(); jobs.len()],
-            timeline: Timeline::new(jobs.len(), setting.timeline),
-            ..Outcome::default()
-        },
+        out: Outcome::begun(jobs, setting),
     };
     for job in by_arrival(jobs) {
         run.agenda.enter(jobs[job].arrives, Event::Arrive(job));
@@ -94,7 +90,7 @@ pub(super) fn run(jobs: &[Job], setting: &Setting, slice: f64) -> Outcome {
 impl Run<'_> {
     fn arrive(&mut self, job: usize) {
         let j = &self.jobs[job];
-        let most = j.limit.map_or(self.setting.card, |l| l.min(self.setting.card));
+        let most = self.setting.most(j);
         if j.peak() > most {
             return;
         }

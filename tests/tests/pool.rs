@@ -126,3 +126,80 @@ fn the_limit_is_a_null() {
     assert_eq!(program.ok("[c > 0]"), [1], "what it kept is given back for it");
     assert_eq!(program.ok("reserved()")[0] >> 20, 40);
 }
+
+/// Small blocks that keep granules apart are brought together by a trim, at their addresses: kernels, and a graph that was captured before, find what
+/// they wrote; so they do after the memory has left the card.
+#[test]
+fn a_trim_brings_small_blocks_together() {
+    let stage = Stage::new(Options::default());
+    let mut torch = framework(&stage, "torch", &[]);
+    for line in [
+        "s = stream()",
+        "[function(f) and 0 for f in ('ebb_fill', 'ebb_check')]",
+        // Eight in each granule, of which one is left, each at another place.
+        "all = [take(MIB // 4) for _ in range(128)]",
+        "kept = [all[8 * n + n % 8] for n in range(16)]",
+        "[give(at) for at in all if at not in kept]",
+        "[fill(at, MIB // 16, n) for n, at in enumerate(kept)]",
+        "ok(cuda.cuStreamBeginCapture_v2(s, 2))",
+        "launch_on(s, 'ebb_fill', c_uint64(kept[3]), c_uint64(MIB // 16), c_uint(77), c_uint(0))",
+        "g, e = c_void_p(), c_void_p()",
+        "ok(cuda.cuStreamEndCapture(s, byref(g)))",
+        "ok(cuda.cuGraphInstantiateWithFlags(byref(e), g, c_uint64(0)))",
+        "def bad(): return [sum(wrong(at, MIB // 16, n) for n, at in enumerate(kept) if n != 3)]",
+        "big = (c_uint64 * 25)()",
+        "def meshed(): pool.ebb_pool_stats(0, big, c_size_t(200)); return [big[23]]",
+    ] {
+        torch.ok(line);
+    }
+    assert_eq!(torch.ok("reserved()"), [32 << 20]);
+    let held = ledger_of(&stage.snapshot()).0;
+    let given = trim(&stage, &["torch"]);
+    assert!(given[0].1 >= 28 << 20, "{given:?}");
+    assert_eq!(torch.ok("reserved()"), [4 << 20], "eight into one, twice");
+    assert_eq!(torch.ok("meshed()"), [14]);
+    assert_eq!(ledger_of(&stage.snapshot()).0 + given[0].1, held);
+    assert_eq!(torch.ok("bad()"), [0]);
+    for round in 0..2 {
+        torch.ok("ok(cuda.cuGraphLaunch(e, s)); ok(cuda.cuStreamSynchronize(s))");
+        assert_eq!(torch.ok("wrong(kept[3], MIB // 16, 77)"), [0], "round {round}");
+        assert_eq!(torch.ok("bad()"), [0], "round {round}");
+        stage.release("torch");
+        torch.ok("fill(kept[3], MIB // 16, 1)");
+    }
+    assert_eq!(trim(&stage, &["torch"])[0].1, 0, "nothing more to be had");
+    // New blocks take what lies between, and what is freed goes.
+    torch.ok("more = [take(MIB // 4) for _ in range(112)]");
+    torch.ok("[fill(at, MIB // 16, 200) for at in more]");
+    assert_eq!(torch.ok("bad()"), [0]);
+    torch.ok("[give(at) for at in kept + more]");
+    trim(&stage, &["torch"]);
+    assert_eq!(torch.ok("reserved()"), [0]);
+    torch.kill();
+    stage.wait_until_empty();
+}
+
+/// Killed at any moment of it, a program leaves nothing on the card and in the ledger.
+#[test]
+fn a_program_may_die_while_its_blocks_move() {
+    let stage = Stage::new(Options::default());
+    for round in 0..6u32 {
+        let mut torch = framework(&stage, "torch", &[]);
+        torch.ok("all = [take(MIB // 4) for _ in range(256)]");
+        torch.ok("[give(at) for n, at in enumerate(all) if n % 8 != n // 8 % 8]");
+        std::thread::scope(|scope| {
+            let stage = &stage;
+            scope.spawn(move || {
+                Command::new(&Artefacts::get().ebb)
+                    .args(["trim", "--all", "--json"])
+                    .env("EBB_SOCKET_DIR", stage.socket_dir())
+                    .output()
+                    .unwrap()
+            });
+            // Somewhere in the middle, another place each time.
+            std::thread::sleep(std::time::Duration::from_millis(u64::from(round)));
+            torch.kill();
+        });
+        stage.wait_until_empty();
+    }
+}

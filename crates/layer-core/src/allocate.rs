@@ -15,7 +15,7 @@ use crate::device::{Device, Mode, State};
 use crate::error::{AllocError, TouchError};
 use crate::gate::DeviceSet;
 use crate::pool::Plan;
-use crate::{frameworks, steps, streamed};
+use crate::{frameworks, residency, steps, streamed};
 
 /// After its early out-of-memory a retrying program's next tries wait long, for this long.
 const RETRY_WINDOW: Duration = Duration::from_secs(60);
@@ -105,7 +105,8 @@ pub(crate) fn program(core: &Core, device: &Arc<Device>, len: u64, props: Props)
 
 fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocError> {
     let mut waiting = Waiting::default();
-    // Stream-ordered pools may have room behind running work: that is waited for once, before an allocation fails.
+    // Stream-ordered pools may have room behind running work, and small blocks granules to themselves: that is waited for once, before
+    // an allocation fails.
     let mut waited = false;
     let result = loop {
         let failed = match try_once(core, device, what)? {
@@ -127,7 +128,10 @@ fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocE
             },
         };
         let room = !matches!(failed, AllocError::Bypass | AllocError::Size(_));
-        if waited || !room || streamed::make_room_waiting(core, device.index) == 0 {
+        if waited
+            || !room
+            || streamed::make_room_waiting(core, device.index) == 0 && !residency::mesh_for_room(core, device)
+        {
             break Err(failed);
         }
         waited = true;

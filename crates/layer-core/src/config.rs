@@ -55,6 +55,8 @@ pub struct Config {
     pub ahead_max: Bytes,
     /// Settings of the pool that frameworks allocate from, as `EBB_POOL` has them.
     pub pool: String,
+    /// A device that nothing has touched for so long rests: then small blocks of that pool are brought together.
+    pub pool_rest: Duration,
     /// Where arena segments appear.
     pub host: Arc<dyn HostMemory>,
 }
@@ -95,6 +97,7 @@ impl Config {
             strict: false,
             ahead_max: Bytes::mib(64),
             pool: String::new(),
+            pool_rest: Duration::from_secs(5),
             host,
         }
     }

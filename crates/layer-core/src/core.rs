@@ -2,7 +2,8 @@
 //!
 //! # Lock order
 //! `devices` (held for a look only) → a device's `state` → the table of the program's own memory (`vmm`) → the arena's `state` → the link's `outbox` → events, gate.
-//! `streamed` and `frameworks` are taken under none of them, and none is taken under them.
+//! `streamed` is taken under none of them, and none is taken under it; `frameworks` and its pools' locks may be taken under a device's `state`, and nothing but
+//! `vmm`, `events` is taken under them.
 //! No driver call is made under any of them, and no lock is held while waiting for a message.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

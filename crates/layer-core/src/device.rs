@@ -26,6 +26,7 @@ pub(crate) enum Phase {
     Evicted,
     Waiting,
     CopyingIn,
+    Meshing,
 }
 
 impl Phase {
@@ -37,6 +38,7 @@ impl Phase {
             Self::Evicted => "evicted",
             Self::Waiting => "waiting for room",
             Self::CopyingIn => "copying in",
+            Self::Meshing => "bringing blocks together",
         }
     }
 }
@@ -80,6 +82,18 @@ pub(crate) struct Failing {
     pub(crate) since: Instant,
     pub(crate) tries: u32,
     pub(crate) error: DeviceError,
+}
+
+/// What threads want of the owner that brings blocks together for them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mesh {
+    /// How often it was wanted, and up to which of these it was done.
+    pub(crate) wanted: u64,
+    pub(crate) done: u64,
+    /// Bytes that went the last time.
+    pub(crate) gained: u64,
+    /// The blocks of which nothing came.
+    pub(crate) vain: Option<u64>,
 }
 
 /// Counters for the report.
@@ -126,6 +140,9 @@ pub(crate) struct State {
     pub(crate) orders: VecDeque<Order>,
     /// What is kept is wanted back, by the numbers of the daemon's questions.
     pub(crate) trims: VecDeque<u64>,
+    pub(crate) mesh: Mesh,
+    /// Blocks have no memory behind their addresses, since a call failed that was to map it: the gate stays closed until that is mended.
+    pub(crate) torn: bool,
     /// The order in work, and whether the daemon took it back.
     pub(crate) current: Option<(u64, bool)>,
     pub(crate) phase: Phase,
@@ -194,6 +211,8 @@ impl Device {
                 next_ask: 1,
                 orders: VecDeque::new(),
                 trims: VecDeque::new(),
+                mesh: Mesh::default(),
+                torn: false,
                 current: None,
                 phase: Phase::Resident,
                 closed: false,

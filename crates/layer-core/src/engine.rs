@@ -759,7 +759,7 @@ impl Engine {
             };
             state.version += 1;
             device.notify();
-            while matches!(state.phase, Phase::Closing | Phase::CopyingOut) {
+            while matches!(state.phase, Phase::Closing | Phase::CopyingOut | Phase::Meshing) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;

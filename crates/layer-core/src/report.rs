@@ -263,6 +263,8 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
             json.number("idle", pool.front.pool.idle);
             json.number("external_fragmentation", pool.front.pool.external_fragmentation);
             json.number("map_calls", pool.front.pool.map_calls);
+            json.number("granules_brought_together", pool.front.pool.meshed_total);
+            json.number("bytes_copied_for_that", pool.front.pool.copied_total);
             json.number("refused", pool.refused);
         });
     }

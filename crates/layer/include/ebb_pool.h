@@ -65,6 +65,9 @@ struct ebb_pool_figures {
     uint64_t released_total;         /* ever */
     uint64_t refused;                /* how many allocations found no room */
     uint64_t records;                /* about what the pool's own records take in host memory */
+    uint64_t shadows;                /* how many granules' addresses show another one that their small blocks were brought to */
+    uint64_t meshed_total;           /* how many granules were brought together with others, ever */
+    uint64_t copied_total;           /* bytes that were copied for it on the device, ever */
 };
 
 /* Writes at most `size` bytes of a device's figures. How large they are, or 0 if nothing was allocated there. */

@@ -18,6 +18,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 NAMES = (
     "requested allocated cached active reserved reserved_peak allocated_peak mapped idle internal_fragmentation external_fragmentation "
     "largest_free blocks blocks_total chunks views map_calls unmap_calls created_total released_total refused records"
+    " shadows meshed_total copied_total"
 ).split()
 
 

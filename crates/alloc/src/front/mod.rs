@@ -19,6 +19,7 @@
 //! One at a time, never two: a shard, one part of the table of owners, the pool. No call of the driver is made under any.
 //! Which shard has a block is in the table of owners from before the block is handed out until after it has gone back.
 
+mod mesh;
 mod shard;
 mod sync;
 #[cfg(test)]
@@ -43,6 +44,14 @@ pub trait Driver {
     /// # Errors
     /// If it was not done. Nothing may be left of a call that failed.
     fn call(&self, call: &Call) -> Result<(), Self::Error>;
+
+    /// Makes several copies ([`Call::Copy`]) that do not touch each other; when it returns, none is under way.
+    ///
+    /// # Errors
+    /// If not all were done: the bytes at their targets are then undefined.
+    fn copy(&self, copies: &[Call]) -> Result<(), Self::Error> {
+        copies.iter().try_for_each(|copy| self.call(copy))
+    }
 
     /// A mark that covers all work that the stream has so far.
     fn mark(&self, stream: Stream) -> Mark;

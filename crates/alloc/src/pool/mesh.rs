@@ -266,11 +266,18 @@ impl Pool {
     /// pinned, or that work on several streams still uses. It walks all granules that small blocks are in.
     #[must_use]
     pub fn meshable(&self) -> Vec<Pair> {
+        self.meshable_of(|_| true)
+    }
+
+    /// The same of those chunks only that the caller lets take part.
+    #[must_use]
+    pub fn meshable_of(&self, may: impl Fn(ChunkId) -> bool) -> Vec<Pair> {
         let granule = self.config.granule;
         let unmovable = self.unmovable();
         let mut sketches: Vec<Sketch> = self
             .chunks
             .iter()
+            .filter(|(id, chunk)| chunk.len == granule && may(*id))
             .filter_map(|(id, _)| self.sketch(id, &unmovable))
             .collect();
         sketches.sort_unstable_by_key(|sketch| sketch.home);
@@ -570,8 +577,11 @@ impl Pool {
     fn unmovable(&self) -> BTreeSet<u64> {
         let pinned = self.meshes.pins.keys().filter_map(|at| self.live.get(at));
         let late = self.late.iter().map(|late| &late.block);
+        // A graph uses a private stream's addresses also when their blocks are freed, and then nobody would know of them in a shadow.
+        let live = self.live.values();
+        let private = live.filter(|block| !self.private.is_empty() && self.private.contains(&block.stream));
         let mut granules = BTreeSet::new();
-        for block in pinned.chain(late) {
+        for block in pinned.chain(late).chain(private) {
             let homes = self
                 .views
                 .extents(block.at, block.len)

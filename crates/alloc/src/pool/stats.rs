@@ -172,7 +172,6 @@ impl Pool {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let counters = &self.counters;
-        let active = counters.allocated + counters.late;
         let (mut mapped, mut stuck) = (0, 0);
         for (id, chunk) in self.chunks.iter() {
             mapped += chunk.len * chunk.maps.len() as u64;
@@ -185,7 +184,7 @@ impl Pool {
             requested_peak: counters.requested_peak,
             allocated: counters.allocated,
             allocated_peak: counters.allocated_peak,
-            active,
+            active: counters.allocated + counters.late,
             touched: self.chunks.active_bytes(),
             touched_peak: counters.active_peak,
             reserved: self.chunks.physical(),
@@ -196,7 +195,7 @@ impl Pool {
             created_total: counters.created,
             released_total: counters.released,
             internal_fragmentation: counters.allocated - counters.requested,
-            external_fragmentation: self.chunks.active_bytes() - active.min(self.chunks.active_bytes()),
+            external_fragmentation: self.scattered(),
             largest_free: self.runs.longest(),
             blocks: self.live.len() as u64,
             blocks_total: counters.total,
@@ -224,6 +223,20 @@ impl Pool {
     #[must_use]
     pub const fn copied(&self) -> u64 {
         self.counters.copied
+    }
+
+    /// [`Stats::external_fragmentation`].
+    #[must_use]
+    pub const fn scattered(&self) -> u64 {
+        let active = self.counters.allocated + self.counters.late;
+        self.chunks.active_bytes().saturating_sub(active)
+    }
+
+    /// A figure that changes with every block that comes or goes.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        // As many as came, and as many as went.
+        2 * self.counters.total - self.live.len() as u64
     }
 
     /// What the live blocks were asked for.

@@ -6,7 +6,7 @@
 //!                                                  └────► Tables: handles and mappings as a program makes them itself (`vmm`)
 //! ```
 //!
-//! * `tables`: the driver of a front. `streams`: what is known of streams.
+//! * `tables`: the driver of a front. `streams`: what is known of streams. `mesh`: small blocks are brought together.
 //!
 //! Idle chunks go without a copy before anything is evicted, and before an allocation fails.
 //!
@@ -14,6 +14,7 @@
 //! `pools` for a look; then the front's own, one at a time; then `tables`' and `streams`' own. No call of the driver is made under any
 //! but `streams::recording`.
 
+mod mesh;
 mod streams;
 mod tables;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use crate::core::Core;
 use crate::engine::Engine;
 use crate::error::{AllocError, FreeError};
 use crate::streamed::StreamKey;
+pub(crate) use mesh::{changes, mend, mesh_as_owner, scattered, would_mesh};
 use tables::{AsOwner, Tables};
 
 /// What a program used in the last two of these is what it needs: longer than an iteration of a training loop.
@@ -354,6 +356,8 @@ impl Engine {
         if let Some(other) = core.frameworks.put_first(device, &one) {
             return Ok(other);
         }
+        // From now on the device's owner looks at what lies in it when nothing happens.
+        one.front.driver().device().wake();
         Ok(one)
     }
 
@@ -390,6 +394,11 @@ impl Engine {
         let mut all = self.core.frameworks.all().into_iter();
         all.find(|(_, one)| one.front.driver().contains(at))
             .map(|(_, one)| one)
+    }
+
+    /// The device of a pool that has an address.
+    pub(crate) fn framework_device_at(&self, at: u64) -> Option<usize> {
+        Some(self.framework_of(usize::MAX, at)?.front.driver().device().index)
     }
 
     /// What was asked for at an address, if a block of a pool begins there, and its device.

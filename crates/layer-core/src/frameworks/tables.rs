@@ -2,12 +2,12 @@
 //! is charged, and waits for room like anything else.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use ebb_alloc::front::Driver;
 use ebb_alloc::pool::{Call, ChunkId, Mark, Stream};
-use ebb_device::{DeviceError, DeviceMemory, Grant, Location, Props};
+use ebb_device::{DeviceError, DeviceMemory, Direction, Grant, Location, Props};
 use ebb_units::Bytes;
 
 use super::streams::Streams;
@@ -15,10 +15,21 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::{AllocError, TouchError};
 use crate::gate::DeviceSet;
+use crate::steps;
+use crate::vmm::Mapped;
+
+/// Whose calls these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caller {
+    Anybody,
+    /// The owner thread of a device works on it at this moment: nothing of it moves, and the gate is its own.
+    Owner,
+    /// The owner thread, and the gate is closed: what is unmapped is mapped again as it was, with other memory.
+    Mover,
+}
 
 thread_local! {
-    /// The owner thread of a device works on it at this moment: nothing of it moves, and the gate is its own.
-    static OWNER: Cell<bool> = const { Cell::new(false) };
+    static CALLER: Cell<Caller> = const { Cell::new(Caller::Anybody) };
 }
 
 /// Until it is dropped, calls of this thread pass no gate and wait for nothing.
@@ -26,14 +37,20 @@ pub(super) struct AsOwner(());
 
 impl AsOwner {
     pub(super) fn begin() -> Self {
-        OWNER.set(true);
+        CALLER.set(Caller::Owner);
+        Self(())
+    }
+
+    /// Live blocks move, while nothing can touch them.
+    pub(super) fn moving() -> Self {
+        CALLER.set(Caller::Mover);
         Self(())
     }
 }
 
 impl Drop for AsOwner {
     fn drop(&mut self) {
-        OWNER.set(false);
+        CALLER.set(Caller::Anybody);
     }
 }
 
@@ -45,6 +62,8 @@ struct Made {
     maps: BTreeMap<u64, u64>,
     /// Addresses: start and length.
     ranges: Vec<(u64, u64)>,
+    /// What a mover has unmapped: it is mapped again with the same rights and the same number.
+    lifted: BTreeMap<u64, Mapped>,
 }
 
 /// The driver of one device's pool.
@@ -80,12 +99,16 @@ impl Tables {
         }
     }
 
+    pub(super) fn engine(&self) -> Option<Arc<Engine>> {
+        self.engine.upgrade()
+    }
+
     fn made(&self) -> MutexGuard<'_, Made> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter<'a>(&self, engine: &'a Engine) -> Result<Inside<'a>, AllocError> {
-        if OWNER.get() {
+        if CALLER.get() != Caller::Anybody {
             return Ok(Inside(None));
         }
         engine
@@ -116,24 +139,37 @@ impl Tables {
     }
 
     fn map(&self, engine: &Engine, chunk: ChunkId, at: u64, len: u64) -> Result<(), AllocError> {
-        let handle = self
-            .made()
-            .chunks
-            .get(&chunk)
-            .copied()
-            .ok_or(AllocError::Bypass)?;
+        let (handle, stands, before) = {
+            let made = self.made();
+            let handle = made.chunks.get(&chunk).copied().ok_or(AllocError::Bypass)?;
+            let before = made.lifted.get(&at).filter(|_| CALLER.get() == Caller::Mover);
+            (handle, made.maps.contains_key(&at), before.cloned())
+        };
         let inside = self.enter(engine)?;
+        if stands {
+            // A mapping that was to be undone and could not be.
+            self.take_away(engine, at, len)?;
+        }
         let used = engine.vmm_begin_use(handle).ok_or(AllocError::Bypass)?;
         let memory = &self.device.memory;
         let mut result = memory.map_as(at, len, ebb_device::Handle(used.real));
         if result.is_ok() {
-            engine.vmm_mapped(&used, at, len);
             self.made().maps.insert(at, len);
-            let grants = self.grants();
+            let grants = match &before {
+                Some(before) => {
+                    engine.vmm_mapped_as(&used, before);
+                    let granted = before.grants.iter().filter(|grant| grant.flags != 0);
+                    granted.copied().collect()
+                }
+                None => {
+                    engine.vmm_mapped(&used, at, len);
+                    self.grants()
+                }
+            };
             result = memory.grant(at, len, &grants);
             match result {
                 Ok(()) => engine.vmm_granted(at, len, &grants),
-                // What the driver does not unmap either stays known here, until the device goes.
+                // What the driver does not unmap either stays known here, until it is unmapped or the device goes.
                 Err(_) => drop(self.take_away(engine, at, len)),
             }
         }
@@ -148,7 +184,14 @@ impl Tables {
         let result = self.device.memory.unmap_as(at, len);
         match result {
             Ok(()) => {
-                self.made().maps.remove(&at);
+                let mut made = self.made();
+                made.maps.remove(&at);
+                if CALLER.get() == Caller::Mover
+                    && let Some(mapping) = taken.first()
+                {
+                    made.lifted.insert(at, mapping.clone());
+                }
+                drop(made);
                 engine.vmm_unmapped(taken);
             }
             Err(_) => engine.vmm_still_mapped(taken),
@@ -217,6 +260,24 @@ impl Tables {
         }
     }
 
+    /// The chunks that are on the card, and that nobody has a hold on but this pool, by handle, pin or a mapping of his own. It stays
+    /// like that while the gate is closed.
+    pub(super) fn movable(&self, engine: &Engine) -> HashSet<ChunkId> {
+        let (chunks, maps): (Vec<(ChunkId, u64)>, HashSet<u64>) = {
+            let made = self.made();
+            let chunks = made.chunks.iter().map(|(id, handle)| (*id, *handle));
+            (chunks.collect(), made.maps.keys().copied().collect())
+        };
+        let alone = engine.vmm_alone(&self.device, &maps);
+        let chunks = chunks.into_iter().filter(|(_, handle)| alone.contains(handle));
+        chunks.map(|(id, _)| id).collect()
+    }
+
+    /// Nothing is torn, and nothing will be mapped again as it was.
+    pub(super) fn settled(&self) {
+        self.made().lifted.clear();
+    }
+
     pub(super) fn device(&self) -> &Device {
         &self.device
     }
@@ -237,7 +298,7 @@ impl Driver for Tables {
         let engine = self.engine.upgrade().ok_or(AllocError::Bypass)?;
         match *call {
             Call::Wait { stream, mark } => {
-                let now = OWNER.get();
+                let now = CALLER.get() != Caller::Anybody;
                 if self.streams.wait(&engine.core, &self.device, stream, mark, now) {
                     Ok(())
                 } else {
@@ -248,9 +309,27 @@ impl Driver for Tables {
             Call::Map { chunk, at, len } => self.map(&engine, chunk, at, len),
             Call::Unmap { at, len, .. } => self.unmap(&engine, at, len),
             Call::Release { chunk, .. } => self.release(&engine, chunk),
-            // Of exclusive plans alone, which nobody asks this pool for.
-            Call::Copy { .. } => Err(AllocError::Bypass),
+            Call::Copy { .. } => self.copy(std::slice::from_ref(call)),
         }
+    }
+
+    /// Made by the owner alone, on the stream of copies to the device, which has nothing else to do while the gate is closed for this.
+    fn copy(&self, copies: &[Call]) -> Result<(), AllocError> {
+        let memory = &*self.device.memory;
+        let enqueued = copies.iter().try_for_each(|copy| match *copy {
+            Call::Copy {
+                source, target, len, ..
+            } => memory.copy_between(Direction::In, target, source, len),
+            _ => Ok(()),
+        });
+        let copied = enqueued
+            .and_then(|()| memory.mark(Direction::In))
+            .and_then(|marker| memory.wait(marker));
+        if copied.is_err() && !steps::settle(memory, Direction::In) {
+            // Copies may be under way into bytes that others would get: nothing is to be done here any more.
+            self.device.lock().dead = true;
+        }
+        Ok(copied?)
     }
 
     fn mark(&self, stream: Stream) -> Mark {

@@ -1,5 +1,7 @@
 //! The pool of frameworks over the fake device: under evictions, faults, limits and many threads.
 
+mod mesh;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 

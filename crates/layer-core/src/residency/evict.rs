@@ -11,7 +11,7 @@ use ebb_units::Bytes;
 
 use super::chunks::{self, Chunk, Out, Undone};
 use super::survey::Survey;
-use super::{DEPTH, reopen};
+use super::{DEPTH, mesh, reopen};
 use crate::arena::{Readiness, Transfer, room_of};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
@@ -173,7 +173,7 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
             return outcome::NO_ROOM;
         }
     }
-    if let Err(result) = close(core, device) {
+    if let Err(result) = close(core, device, Instant::now() + core.waits.busy()) {
         want_no_more(core, device);
         return result;
     }
@@ -181,6 +181,10 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     streamed::after_quiet(core, device.index);
     frameworks::after_quiet(core, device.index, *left);
     give_without_copy(core, device, order, left);
+    if !room && *left > 0 {
+        mesh::in_place_of_copies(core, device, *left);
+        give_without_copy(core, device, order, left);
+    }
     core.arena.copies(true);
     let result = copy_out(core, device, order, room, left, done);
     core.arena.copies(false);
@@ -225,7 +229,7 @@ fn want_no_more(core: &Core, device: &Device) {
 /// Nothing of the pool can move, or is to: what the driver places by itself goes all the same.
 fn beside_alone(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64) -> u32 {
     if beside::has_any(core, device) {
-        if let Err(result) = close(core, device) {
+        if let Err(result) = close(core, device, Instant::now() + core.waits.busy()) {
             return result;
         }
         beside::send_away(core, device, order, left);
@@ -252,7 +256,7 @@ fn nothing_left(_: &Device, used: u64) -> u32 {
 }
 
 /// Closes the gate and waits until nothing of the program runs on the device. Not at all, or completely.
-fn close(core: &Core, device: &Device) -> Result<(), u32> {
+pub(super) fn close(core: &Core, device: &Device, deadline: Instant) -> Result<(), u32> {
     if core.captures() > 0 {
         return Err(outcome::CAPTURING);
     }
@@ -264,7 +268,6 @@ fn close(core: &Core, device: &Device) -> Result<(), u32> {
     state.phase = Phase::Closing;
     drop(state);
     core.gate.close(device.index);
-    let deadline = Instant::now() + core.waits.busy();
     let result = if !core.gate.drain(device.index, deadline) {
         Err(outcome::BUSY)
     } else if core.captures() > 0 {

@@ -19,7 +19,7 @@ use crate::steps;
 
 /// The first pause after a failure, and the longest.
 const BACK_OFF: Duration = Duration::from_millis(5);
-const BACK_OFF_MAX: Duration = Duration::from_millis(500);
+pub(super) const BACK_OFF_MAX: Duration = Duration::from_millis(500);
 /// How long errors other than a full card are tried before waiting threads hear of them.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Before asking again for what was denied.
@@ -231,7 +231,11 @@ fn ask(core: &Core, state: &mut crate::device::State, coming: u64) -> bool {
 }
 
 /// After a failure: how long to pause, or `None` after the waiting threads were told.
-fn give_up_or_pause(core: &Core, device: &Device, state: &mut crate::device::State) -> Option<Duration> {
+pub(super) fn give_up_or_pause(
+    core: &Core,
+    device: &Device,
+    state: &mut crate::device::State,
+) -> Option<Duration> {
     let Some(failing) = state.failing else {
         // A chunk that was under way has arrived since.
         return Some(BACK_OFF);
@@ -248,7 +252,7 @@ fn give_up_or_pause(core: &Core, device: &Device, state: &mut crate::device::Sta
     Some(pause.min(BACK_OFF_MAX))
 }
 
-fn failure(core: &Core, device: &Device, doing: &str, error: DeviceError) {
+pub(super) fn failure(core: &Core, device: &Device, doing: &str, error: DeviceError) {
     core.events
         .note(format!("device {}: {doing}: {error}", device.index));
     let mut state = device.lock();

@@ -1,8 +1,9 @@
-//! Giving back what is kept for later, because somebody asked: no byte that lives is touched, and nothing waits for work.
+//! Giving back what is kept for later, because somebody asked: no byte that lives leaves the card, and nothing waits for work.
 
 use ebb_protocol::ToDaemon;
 use ebb_units::Bytes;
 
+use super::mesh;
 use crate::core::Core;
 use crate::device::Device;
 use crate::{frameworks, streamed};
@@ -13,6 +14,7 @@ pub(super) fn carry_out(core: &Core, device: &Device, query: u64) {
     if !dead {
         streamed::make_room(core, device.index);
         frameworks::trim_as_owner(core, device.index);
+        mesh::trimmed(core, device);
         let apart = device.lock().pool.drop_cached(u64::MAX);
         device.take_apart(core, &apart);
         device.retry_stuck();

@@ -1,5 +1,7 @@
 //! What the hooks call. The driver's calls of the program are theirs; here is what comes before and after each.
 
+use std::collections::HashSet;
+
 use ebb_device::{Grant, Location, Props};
 use ebb_units::Bytes;
 
@@ -7,6 +9,7 @@ use super::table::{AwayTaken, Less, Place};
 use super::{Gone, Mapped, Remains};
 use crate::allocate;
 use crate::core::Core;
+use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::AllocError;
 use crate::gate::DeviceSet;
@@ -33,6 +36,11 @@ impl Taken {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// The lowest of them.
+    pub(crate) fn first(&self) -> Option<&Mapped> {
+        self.0.first()
     }
 }
 
@@ -80,6 +88,20 @@ impl Engine {
     /// The driver has mapped the memory of a call that has not ended.
     pub fn vmm_mapped(&self, used: &Use, at: u64, size: u64) {
         self.core.vmm.with(|table| table.map(used.handle, at, size));
+    }
+
+    /// The same where another memory was mapped before: whoever knows that mapping finds it as it was.
+    pub(crate) fn vmm_mapped_as(&self, used: &Use, before: &Mapped) {
+        self.core.vmm.with(|table| table.map_as(used.handle, before));
+    }
+
+    /// The memories of a device that could be exchanged for others with the same bytes: on the card, not pinned, with no
+    /// reference but its maker's, and mapped at no other addresses than these. While the device's gate is closed it stays like that.
+    pub(crate) fn vmm_alone(&self, device: &Device, maps: &HashSet<u64>) -> HashSet<u64> {
+        let state = device.lock();
+        self.core
+            .vmm
+            .with(|table| table.alone(&state.pool, device.index, maps))
     }
 
     /// Whether an address lies in a mapping of the program's own memory.
@@ -202,10 +224,17 @@ impl Engine {
         }
     }
 
-    /// The program takes a reference by an address that is mapped: its handle.
+    /// The program takes a reference by an address that is mapped: its handle. Outside the gate.
     #[must_use]
     pub fn vmm_retain(&self, ptr: u64) -> Option<u64> {
-        self.core.vmm.with(|table| table.retain(ptr))
+        let Some(device) = self.framework_device_at(ptr) else {
+            return self.core.vmm.with(|table| table.retain(ptr));
+        };
+        // The pool may be bringing blocks together: then another memory is at this address in a moment.
+        self.core.gate.enter_for(|| DeviceSet::one(device)).ok()?;
+        let handle = self.core.vmm.with(|table| table.retain(ptr));
+        self.core.gate.leave();
+        handle
     }
 
     /// The engine's number of the device whose memory the program has mapped at an address.

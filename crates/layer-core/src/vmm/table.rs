@@ -1,11 +1,13 @@
 //! The table: memories by handle, mappings by address. Pure books; nothing here calls the driver or waits.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use ebb_device::{DeviceMemory, Grant, Handle, Location, Props};
 
 use crate::kept::{HostCopy, Ticket};
+use crate::pins::Held;
+use crate::pool::Pool;
 
 use super::{TAG, TAG_SHIFT};
 
@@ -230,6 +232,36 @@ impl Table {
                 serial: self.serials,
             },
         );
+    }
+
+    /// The driver has mapped this memory where another one was mapped before, with the same rights: to whoever knows that mapping it
+    /// is the same.
+    pub(crate) fn map_as(&mut self, handle: u64, before: &Mapped) {
+        let Some(memory) = self.memories.get_mut(&handle) else {
+            return;
+        };
+        memory.at.insert(before.at);
+        let mapping = Mapped {
+            handle,
+            ..before.clone()
+        };
+        self.mappings.insert(before.at, mapping);
+    }
+
+    /// Memories of a device, on the card, that nobody has a hold on but who made them, and that are mapped at no other addresses than these.
+    pub(crate) fn alone(&self, pool: &Pool, device: usize, maps: &HashSet<u64>) -> HashSet<u64> {
+        let alone = |handle: u64, memory: &Memory| {
+            memory.device == device
+                && memory.references == 1
+                && memory.uses == 0
+                && matches!(memory.place, Place::Card(_))
+                && memory.at.iter().all(|at| maps.contains(at))
+                && !pool.pins.is_held(Held::Handle(handle))
+        };
+        let all = self.memories.iter();
+        all.filter(|(handle, memory)| alone(**handle, memory))
+            .map(|(handle, _)| *handle)
+            .collect()
     }
 
     /// Takes the mappings that begin in a range out, for the driver to unmap. Each keeps its memory by a use, until

@@ -304,6 +304,9 @@ pub(crate) struct Figures {
     released_total: u64,
     refused: u64,
     records: u64,
+    shadows: u64,
+    meshed_total: u64,
+    copied_total: u64,
 }
 
 impl From<FrameworkStats> for Figures {
@@ -332,6 +335,9 @@ impl From<FrameworkStats> for Figures {
             released_total: pool.released_total,
             refused: stats.refused,
             records: pool.records,
+            shadows: pool.shadows,
+            meshed_total: pool.meshed_total,
+            copied_total: pool.copied_total,
         }
     }
 }

@@ -13,7 +13,7 @@ class Figures(ctypes.Structure):
         for name in (
             "requested allocated cached active reserved reserved_peak allocated_peak mapped idle internal_fragmentation "
             "external_fragmentation largest_free blocks blocks_total chunks views map_calls unmap_calls created_total "
-            "released_total refused records"
+            "released_total refused records shadows meshed_total copied_total"
         ).split()
     ]
 

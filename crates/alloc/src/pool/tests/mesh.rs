@@ -216,3 +216,30 @@ fn what_a_plan_holds_of_a_stream_that_ends_is_anyones() {
     world.check();
     world.end();
 }
+
+/// A graph goes on using addresses whose blocks are freed: these stay what they are.
+#[test]
+fn what_a_private_stream_has_is_not_moved() {
+    let private = Stream(1);
+    let mut world = sparse(3, 2, |n| 2 * n);
+    world.pool.keep(private);
+    let mine = world.allocate(1, private).unwrap();
+    let home = world.pool.config.down(mine);
+    let chunk = world.pool.chunks.at(home).unwrap();
+    world.mesh_all();
+    let stats = world.pool.stats();
+    assert_eq!(
+        (stats.meshed_total, stats.reserved),
+        (1, 2 * GRANULE),
+        "the two others"
+    );
+    world.free_at(mine);
+    world.mesh_all();
+    assert_eq!(world.pool.chunks.at(home), Some(chunk));
+    world.pool.keep_no_more(private);
+    world.go_idle();
+    world.pool.all_done();
+    world.mesh_all();
+    assert_eq!(world.pool.stats().reserved, GRANULE, "it is like others now");
+    world.end();
+}

@@ -34,7 +34,7 @@ use ebb_units::Bytes;
 
 use crate::core::Core;
 use crate::fd::{ChildSlot, OurFd};
-use crate::kept::{HostCopy, KeptCopies, Ticket};
+use crate::kept::{HostCopy, KeptCopies, OnCard, Ticket};
 use crate::pace::Pace;
 use crate::threads;
 use ring::Ring;
@@ -188,8 +188,14 @@ impl Arena {
     }
 
     /// Keeps the copy of what is back on the card, as long as nobody needs the room. `Err` if it is needed already: the
-    /// copy is the caller's to give back.
-    pub(crate) fn keep(&self, copy: HostCopy, at_most: u64) -> Result<Ticket, HostCopy> {
+    /// copy is the caller's to give back. Of a chunk of `len` bytes on a device.
+    pub(crate) fn keep(
+        &self,
+        copy: HostCopy,
+        at_most: u64,
+        device: usize,
+        len: u64,
+    ) -> Result<Ticket, HostCopy> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let bytes: u64 = copy.pieces.iter().map(|piece| piece.len).sum();
@@ -204,7 +210,7 @@ impl Arena {
         while state.kept.bytes() > at_most - bytes {
             state.kept.give_up_oldest(&mut state.slots);
         }
-        Ok(state.kept.add(copy))
+        Ok(state.kept.add(copy, device, len))
     }
 
     /// Takes a kept copy back, to be used as the chunk's own. `None` if it had to give way.
@@ -215,6 +221,16 @@ impl Arena {
     /// What a kept copy is a copy of. `None` if it had to give way.
     pub(crate) fn prints_of(&self, ticket: Ticket) -> Option<Vec<Fingerprint>> {
         self.lock().kept.get(ticket).map(|copy| copy.prints.clone())
+    }
+
+    /// A chunk is not as its kept copy is.
+    pub(crate) fn differs(&self, ticket: Ticket) {
+        self.lock().kept.differs(ticket);
+    }
+
+    /// What a device has of chunks with kept copies.
+    pub(crate) fn on_card(&self, device: usize) -> OnCard {
+        self.lock().kept.on_card(device)
     }
 
     /// Kept copies that are of no use any more.

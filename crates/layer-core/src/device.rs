@@ -130,6 +130,10 @@ pub(crate) struct State {
     pub(crate) epoch: u64,
     /// Bytes in host memory by the last word to the daemon.
     pub(crate) told_evicted: u64,
+    /// Bytes that would leave without a copy, by the last word to the daemon.
+    pub(crate) told_clean: u64,
+    /// When everything was back last, the program had touched it so often.
+    pub(crate) back_at: Option<u64>,
     /// When the daemon was told last that the limit refused something.
     pub(crate) told_refused: Option<Instant>,
     /// Lease given up between `Attach` and its answer.
@@ -204,6 +208,8 @@ impl Device {
                 slot: None,
                 epoch: 0,
                 told_evicted: 0,
+                told_clean: 0,
+                back_at: None,
                 told_refused: None,
                 unreported: 0,
                 attach_deadline: None,
@@ -337,6 +343,25 @@ impl State {
             device,
             loose: Bytes(loose),
             gone: Bytes(gone),
+        })
+    }
+
+    /// What the daemon should know of what could leave without a copy, if that is news.
+    ///
+    /// That is a belief, but for a program that has not been on the GPU since all was back: what was unchanged when it left last, or of which
+    /// nothing else was seen since.
+    pub(crate) fn clean_news(&mut self, core: &Core) -> Option<ToDaemon> {
+        let device = self.slot?;
+        let sums = core.arena.on_card(self.index);
+        let untouched = self.back_at == Some(core.touches(self.index));
+        let clean = match (self.unprinted || self.dead, untouched) {
+            (true, _) => 0,
+            (false, true) => sums.kept,
+            (false, false) => sums.steady,
+        };
+        (std::mem::replace(&mut self.told_clean, clean) != clean).then_some(ToDaemon::Clean {
+            device,
+            bytes: Bytes(clean),
         })
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct HostCopy {
     pub(crate) pieces: Vec<Piece>,
     /// One for each block, or none.
     pub(crate) prints: Vec<Fingerprint>,
+    /// When the chunk left last, it was as it had come back: what was only read once is likely only read again.
+    pub(crate) steady: bool,
 }
 
 impl HostCopy {
@@ -32,7 +34,7 @@ impl HostCopy {
     pub(crate) fn plain(pieces: Vec<Piece>) -> Self {
         Self {
             pieces,
-            prints: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -82,12 +84,31 @@ fn runs(len: u64, prints: &[Fingerprint], pick: impl Fn(usize, &Fingerprint) -> 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
+/// The copy of a chunk that is on a card.
+#[derive(Debug)]
+struct Kept {
+    copy: HostCopy,
+    device: usize,
+    /// Bytes of the chunk.
+    len: u64,
+}
+
+/// Bytes of the chunks on a card that have kept copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OnCard {
+    /// All of them.
+    pub(crate) kept: u64,
+    /// Those that were steady when they left last.
+    pub(crate) steady: u64,
+}
+
 /// The kept copies of a process, oldest first. Their pieces count as used in the arena's slots.
 #[derive(Debug, Default)]
 pub(crate) struct KeptCopies {
-    copies: BTreeMap<Ticket, HostCopy>,
+    copies: BTreeMap<Ticket, Kept>,
     next: u64,
     bytes: u64,
+    on_card: BTreeMap<usize, OnCard>,
 }
 
 impl KeptCopies {
@@ -98,27 +119,50 @@ impl KeptCopies {
 
     /// Bytes that giving everything up would make room for, in whole `unit`s.
     pub(crate) fn room(&self, unit: u64) -> u64 {
-        let pieces = self.copies.values().flat_map(|copy| &copy.pieces);
+        let pieces = self.copies.values().flat_map(|kept| &kept.copy.pieces);
         pieces.map(|piece| piece.len / unit * unit).sum()
     }
 
-    pub(crate) fn add(&mut self, copy: HostCopy) -> Ticket {
+    /// Of a chunk of `len` bytes on a device.
+    pub(crate) fn add(&mut self, copy: HostCopy, device: usize, len: u64) -> Ticket {
         self.next += 1;
         let ticket = Ticket(self.next);
         self.bytes += bytes_of(&copy);
-        self.copies.insert(ticket, copy);
+        let sums = self.on_card.entry(device).or_default();
+        sums.kept += len;
+        sums.steady += if copy.steady { len } else { 0 };
+        self.copies.insert(ticket, Kept { copy, device, len });
         ticket
     }
 
     pub(crate) fn get(&self, ticket: Ticket) -> Option<&HostCopy> {
-        self.copies.get(&ticket)
+        self.copies.get(&ticket).map(|kept| &kept.copy)
     }
 
     /// Takes a copy out. Its pieces stay used.
     pub(crate) fn claim(&mut self, ticket: Ticket) -> Option<HostCopy> {
-        let copy = self.copies.remove(&ticket)?;
+        let Kept { copy, device, len } = self.copies.remove(&ticket)?;
         self.bytes -= bytes_of(&copy);
+        if let Some(sums) = self.on_card.get_mut(&device) {
+            sums.kept -= len;
+            sums.steady -= if copy.steady { len } else { 0 };
+        }
         Some(copy)
+    }
+
+    /// The chunk is not as its copy is.
+    pub(crate) fn differs(&mut self, ticket: Ticket) {
+        if let Some(kept) = self.copies.get_mut(&ticket)
+            && std::mem::take(&mut kept.copy.steady)
+            && let Some(sums) = self.on_card.get_mut(&kept.device)
+        {
+            sums.steady -= kept.len;
+        }
+    }
+
+    /// What a device has of such chunks.
+    pub(crate) fn on_card(&self, device: usize) -> OnCard {
+        self.on_card.get(&device).copied().unwrap_or_default()
     }
 
     /// Gives a copy up. `false` if it is not there.
@@ -144,7 +188,7 @@ impl KeptCopies {
     /// Bytes in each segment.
     pub(crate) fn by_segment(&self) -> BTreeMap<u64, u64> {
         let mut sums = BTreeMap::new();
-        for piece in self.copies.values().flat_map(|copy| &copy.pieces) {
+        for piece in self.copies.values().flat_map(|kept| &kept.copy.pieces) {
             *sums.entry(piece.segment).or_default() += piece.len;
         }
         sums
@@ -155,7 +199,7 @@ impl KeptCopies {
         let there: Vec<Ticket> = self
             .copies
             .iter()
-            .filter(|(_, copy)| copy.pieces.iter().any(|piece| piece.segment == segment))
+            .filter(|(_, kept)| kept.copy.pieces.iter().any(|piece| piece.segment == segment))
             .map(|(ticket, _)| *ticket)
             .collect();
         for ticket in there {
@@ -185,6 +229,7 @@ mod tests {
         let copy = HostCopy {
             pieces: Vec::new(),
             prints: [1, 0, 0, 2, 3].map(print).to_vec(),
+            steady: false,
         };
         assert_eq!(copy.zeros(len), [(BLOCK, 2 * BLOCK)]);
         assert_eq!(copy.filled(len), [(0, BLOCK), (3 * BLOCK, BLOCK + 4096)]);
@@ -203,18 +248,28 @@ mod tests {
         assert!(slots.add(1, 8) && slots.add(2, 8));
         let mut kept = KeptCopies::default();
         let tickets: Vec<Ticket> = (0..4)
-            .map(|_| kept.add(HostCopy::plain(slots.take(4, 2).unwrap())))
+            .map(|n| {
+                let mut copy = HostCopy::plain(slots.take(4, 2).unwrap());
+                copy.steady = n > 0;
+                kept.add(copy, 7, 5)
+            })
             .collect();
+        let sums = |kept: &KeptCopies| (kept.on_card(7).kept, kept.on_card(7).steady);
+        assert_eq!((sums(&kept), kept.on_card(0)), ((20, 15), OnCard::default()));
+        kept.differs(tickets[3]);
+        kept.differs(tickets[3]);
+        kept.differs(tickets[0]);
+        assert_eq!(sums(&kept), (20, 10));
         assert_eq!((kept.bytes(), kept.room(2), kept.room(3)), (16, 16, 12));
         assert_eq!(kept.by_segment(), BTreeMap::from([(1, 8), (2, 8)]));
         let claimed = kept.claim(tickets[1]).unwrap();
         assert!(kept.claim(tickets[1]).is_none() && kept.get(tickets[1]).is_none());
-        assert_eq!((kept.bytes(), slots.used()), (12, 16));
+        assert_eq!((kept.bytes(), slots.used(), sums(&kept)), (12, 16, (15, 5)));
         kept.leave(2, &mut slots);
         assert!(slots.is_empty(2) && kept.get(tickets[3]).is_none());
         assert!(kept.give_up_oldest(&mut slots) && !kept.give_up_oldest(&mut slots));
         assert!(!kept.give_up(tickets[0], &mut slots));
-        assert_eq!((kept.bytes(), slots.used()), (0, 4));
+        assert_eq!((kept.bytes(), slots.used(), sums(&kept)), (0, 4, (0, 0)));
         slots.give_back(claimed.pieces[0]).unwrap();
     }
 }

@@ -61,6 +61,47 @@ fn new_task(request: Bytes, limit: Option<Bytes>) -> Request {
     })
 }
 
+/// A library that does not know the message says nothing, and is taken from as before.
+#[test]
+fn clean_memory_goes_first_and_the_order_says_so() {
+    let dir = folder();
+    let daemon = TestDaemon::start(dir.path(), "");
+    let [mut old, mut reader, mut third] =
+        ["old", "reader", "third"].map(|name| daemon.process(daemon.task(name, Bytes::ZERO, None)));
+    for process in [&mut old, &mut reader, &mut third] {
+        process.attach(TOTAL, Bytes::ZERO, Bytes::ZERO);
+    }
+    for process in [&mut old, &mut reader] {
+        assert!(process.alloc(Bytes::mib(400)));
+        process.usage(Bytes::mib(400), Bytes::ZERO, 1);
+    }
+    reader.send(&ToDaemon::Clean {
+        device: 0,
+        bytes: Bytes::mib(300),
+    });
+    third.send(&ToDaemon::Ask {
+        device: 0,
+        ask: 77,
+        kind: ask_kind::ALLOC,
+        bytes: Bytes::mib(400),
+        long: true,
+    });
+    let ToLayer::Reclaim {
+        order, bytes, reason, ..
+    } = reader.answer()
+    else {
+        panic!("what is clean is taken")
+    };
+    let reason = String::from_utf8(reason).unwrap();
+    assert!(
+        bytes <= Bytes::mib(300) && reason.contains("clean, idle"),
+        "{bytes}: {reason}"
+    );
+    reader.obey(order, bytes);
+    let answer = third.answer();
+    assert!(matches!(answer, ToLayer::Grant { ask: 77, .. }), "{answer:?}");
+}
+
 #[test]
 fn pause_takes_everything_and_resume_lets_it_back() {
     let dir = folder();

@@ -494,6 +494,7 @@ fn message() -> impl Strategy<Value = ToDaemon> {
             exported: a,
             imported: b
         }),
+        (device(), bytes()).prop_map(|(device, bytes)| ToDaemon::Clean { device, bytes }),
         (device(), 0..9_u64, bytes()).prop_map(|(device, order, bytes)| ToDaemon::ReclaimProgress {
             device,
             order,

@@ -228,6 +228,9 @@ pub struct Grounds {
     pub waiting: bool,
     /// Only what nothing uses is taken: no byte is copied.
     pub unused: bool,
+    /// Host memory has all that is taken, as far as the client believes: no byte is copied.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub clean: bool,
     /// Its task has more than what is guaranteed to it.
     pub burst: bool,
     /// Its task's priority.
@@ -236,6 +239,9 @@ pub struct Grounds {
 
 impl fmt::Display for Grounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.clean {
+            f.write_str("clean, ")?;
+        }
         if self.unused {
             f.write_str("unused, ")?;
         } else if self.waiting {

@@ -580,6 +580,7 @@ impl Arbiter {
             c.evicted = usage.evicted;
             c.incoming = c.incoming.min(usage.evicted).min(idle_lease);
             c.unused = idle_lease.saturating_sub(c.incoming).saturating_add(usage.cached);
+            c.clean = usage.clean;
             c.restore_over()
         });
         if over == Some(true) {
@@ -637,6 +638,8 @@ impl Arbiter {
             o.got = o.got.saturating_add(real);
             o.last_progress = now;
             if o.depth == Depth::Evict {
+                // What costs nothing goes first.
+                c.clean = c.clean.saturating_sub(real);
                 // A restore that was cut short: the lease for it goes first.
                 c.incoming = coming.saturating_sub(real).min(c.lease);
                 c.restoring_until = now;

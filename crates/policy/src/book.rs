@@ -322,6 +322,9 @@ impl Arbiter {
         if let Some(key) = old.spare {
             d.index.spare.remove(&key);
         }
+        if let Some(key) = old.clean {
+            d.index.clean.remove(&key);
+        }
         d.index.orders.remove(&id);
         d.warned.remove(&id);
         if d.gathering == Some(id) {
@@ -444,6 +447,10 @@ impl Arbiter {
             virtual_time: Reverse(0),
             ..key
         });
+        let clean = match holding {
+            Holding::Idle(key) if !c.clean().is_zero() => Some(key),
+            _ => None,
+        };
         let order = c
             .order
             .as_ref()
@@ -467,6 +474,7 @@ impl Arbiter {
         new.waited = waited;
         new.ordered = c.order.is_some();
         new.spare = spare;
+        new.clean = clean;
         new.order = order;
         d.again |= new.matters(&before);
         d.index.rank(
@@ -481,6 +489,14 @@ impl Arbiter {
             }
             if let Some(key) = spare {
                 d.index.spare.insert(key);
+            }
+        }
+        if old.clean != clean {
+            if let Some(key) = old.clean {
+                d.index.clean.remove(&key);
+            }
+            if let Some(key) = clean {
+                d.index.clean.insert(key);
             }
         }
         if old.order != order {

@@ -105,7 +105,9 @@ impl Arbiter {
         let ranked = l
             .rank
             .is_none_or(|key| index.rank.contains(&key) && index.needs.contains(&(l.least, id)));
-        if !held || !ranked || l.spare.is_some_and(|key| !index.spare.contains(&key)) {
+        let spare = l.spare.is_none_or(|key| index.spare.contains(&key));
+        let clean = l.clean.is_none_or(|key| index.clean.contains(&key));
+        if !held || !ranked || !spare || !clean {
             return Err(format!("{id} is not where its books say: {l:?}"));
         }
         if l.rank.is_some() != (!c.asks.is_empty() && !self.task_of(c).paused) {
@@ -193,6 +195,7 @@ impl Arbiter {
             count(|c| c.linked.rank.is_some()),
             count(|c| c.linked.rank.is_some()),
             count(|c| c.linked.spare.is_some()),
+            count(|c| matches!(c.linked.holding, Holding::Idle(_)) && !c.clean().is_zero()),
             count(|c| c.linked.order),
             count(|c| c.linked.holding != Holding::Nothing),
             d.parts.values().filter(|p| p.contends.is_some()).count(),
@@ -202,6 +205,7 @@ impl Arbiter {
             index.rank.len(),
             index.needs.len(),
             index.spare.len(),
+            index.clean.len(),
             index.orders.len(),
             index.idle.len() + index.waiting.len() + index.running.len(),
             index.contends.len(),

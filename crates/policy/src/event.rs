@@ -104,6 +104,10 @@ pub struct Usage {
     /// what the driver keeps for graphs that are gone.
     #[cfg_attr(feature = "serde", serde(default))]
     pub loose: Bytes,
+    /// Resident bytes that leave without a copy, as far as the client believes: host memory has them as they are. Of use for choosing, not for
+    /// sums.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub clean: Bytes,
 }
 
 /// Something that happened.

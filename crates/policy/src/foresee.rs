@@ -191,7 +191,7 @@ impl Arbiter {
                 continue;
             }
             let chance = u64::from(v.rhythm.chance(idle, meanwhile));
-            let copies = d.out.time(n).saturating_add(d.back.time(n)) / 1_000_000;
+            let copies = d.out.time(v.to_copy(n)).saturating_add(d.back.time(n)) / 1_000_000;
             all.regret_ms = all.regret_ms.saturating_add(copies * chance / 1000);
             left = left.saturating_sub(n);
             orders.push((key.client, n, Depth::Evict));

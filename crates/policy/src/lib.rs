@@ -9,7 +9,7 @@
 //!
 //! # The rules
 //! * **Whence bytes come**: free room; unused lease of anyone (no copy); clients that do not use the GPU, lower
-//!   priorities and the longest idle first; clients that wait themselves and stand behind; last, running clients whose turn
+//!   priorities first, of one priority what is clean (no copy), then the longest idle; clients that wait themselves and stand behind; last, running clients whose turn
 //!   is over. Only as many as needed. Overhead that is *loose* (managed memory) is taken like lease; last, the asker's own.
 //! * **Request**: an ask with which a task stays within its request goes before all others and takes from bursts at
 //!   once. While a task uses the GPU or waits to, nothing takes it below its request. When it idles, its bytes are lent
@@ -71,7 +71,7 @@ mod view;
 mod waiting;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
-pub const RULES: u32 = 7;
+pub const RULES: u32 = 8;
 
 pub use action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;

@@ -57,16 +57,19 @@ impl Arbiter {
             short = short.saturating_sub(n);
             orders.insert(key.client, (n, Depth::Unused));
         }
-        for key in d.index.idle.iter().take(BATCH) {
+        for (key, clean) in d.index.idle_by_cost().take(BATCH) {
             if short.is_zero() {
                 break;
             }
             let c = &self.clients[&key.client];
             if self.idle_release_at(c).is_some_and(|at| at <= self.now) {
-                let unused = orders.get(&key.client).map_or(Bytes::ZERO, |(bytes, _)| *bytes);
-                let n = short.min(c.movable().saturating_sub(unused));
+                let taken = orders.get(&key.client).map_or(Bytes::ZERO, |(bytes, _)| *bytes);
+                let n = short.min(c.within(clean).saturating_sub(taken));
+                if n.is_zero() {
+                    continue;
+                }
                 short = short.saturating_sub(n);
-                orders.insert(key.client, (unused.saturating_add(n), Depth::Evict));
+                orders.insert(key.client, (taken.saturating_add(n), Depth::Evict));
             }
         }
         for (id, (bytes, depth)) in orders {

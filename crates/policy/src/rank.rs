@@ -84,6 +84,8 @@ pub(crate) struct Turn {
     start: Time,
     cost: u64,
     pub(crate) movable: Bytes,
+    /// Of that: what leaves without a copy.
+    clean: Bytes,
 }
 
 impl Turn {
@@ -92,6 +94,7 @@ impl Turn {
             start: c.turn_start,
             cost: c.turn_cost,
             movable: c.movable(),
+            clean: c.clean(),
         }
     }
 }
@@ -406,7 +409,8 @@ impl Arbiter {
 
     /// When a turn that ends for so much, which then is copied in, is worth its copying.
     fn turn_of(&self, d: &Device, held: Turn, short: Bytes, back: u64) -> Time {
-        let copy = d.out.time(short.min(held.movable)).saturating_add(back);
+        let out = short.min(held.movable).saturating_sub(held.clean);
+        let copy = d.out.time(out).saturating_add(back);
         let turn = copy
             .max(held.cost)
             .saturating_mul(u64::from(self.config.turn_per_copy))

@@ -282,7 +282,7 @@ impl Arbiter {
         }
         self.last_order += 1;
         let order = OrderId(self.last_order);
-        let grounds = self.grounds(c, depth);
+        let grounds = self.grounds(c, bytes.min(most), depth);
         self.edit(id, |c| {
             if depth == Depth::Evict {
                 // What overrules a promise ends it.
@@ -314,7 +314,7 @@ impl Arbiter {
     }
 
     /// What is known of a client at the moment at which it is chosen.
-    fn grounds(&self, c: &Client, depth: Depth) -> Grounds {
+    fn grounds(&self, c: &Client, bytes: Bytes, depth: Depth) -> Grounds {
         let idle = self.now.since(c.last_touch).as_millis();
         let part = self.part_of(c);
         let t = self.task_of(c);
@@ -323,6 +323,7 @@ impl Arbiter {
             active: self.active(c) && (self.restoring(c) || !c.suspended()),
             waiting: !c.asks.is_empty(),
             unused: depth == Depth::Unused,
+            clean: depth == Depth::Evict && !c.clean().is_zero() && c.to_copy(bytes).is_zero(),
             burst: part.footprint() > t.guaranteed(c.device),
             priority: t.spec.priority,
         }
@@ -413,21 +414,19 @@ impl Arbiter {
             part.footprint() <= part.protected
         };
         let stopped = || {
-            d.index
-                .idle
-                .iter()
-                .chain(&d.index.waiting)
-                .map(|key| key.client)
-                .filter(&may)
+            let waiting = d.index.waiting.iter().map(|key| (key, false));
+            let all = d.index.idle_by_cost().chain(waiting);
+            all.map(|(key, clean)| (key.client, clean))
+                .filter(|(id, _)| may(id))
         };
-        let bursts = stopped().filter(|id| !protected(id));
-        for id in bursts.chain(stopped().filter(protected)) {
+        let bursts = stopped().filter(|(id, _)| !protected(id));
+        for (id, clean) in bursts.chain(stopped().filter(|(id, _)| protected(id))) {
             if left.is_zero() {
                 break;
             }
             let at = orders.iter().position(|(other, ..)| *other == id);
             let taken = at.map_or(Bytes::ZERO, |at| orders[at].1);
-            let n = left.min(self.clients[&id].movable().saturating_sub(taken));
+            let n = left.min(self.clients[&id].within(clean).saturating_sub(taken));
             left = left.saturating_sub(n);
             if n.is_zero() {
                 continue;
@@ -643,7 +642,13 @@ impl Arbiter {
         if before != after {
             let d = &self.devices[&device];
             let short = c.need.saturating_sub(d.free());
-            let cost = d.out.time(short).saturating_add(d.back.time(c.copy_in));
+            let copied = |(id, bytes, ..): &(ClientId, Bytes, Depth, ReclaimReason)| {
+                let clean = self.clients.get(id).map_or(Bytes::ZERO, Client::clean);
+                clean.min(*bytes)
+            };
+            let clean: Bytes = plan.orders.iter().map(copied).sum();
+            let out = d.out.time(short.saturating_sub(clean));
+            let cost = out.saturating_add(d.back.time(c.copy_in));
             self.edit(c.client, |c| c.turn_cost = cost);
         }
         self.grant_pieces(device, &c, out);

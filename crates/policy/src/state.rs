@@ -295,6 +295,8 @@ pub(crate) struct Index {
     pub(crate) running: BTreeSet<HoldKey>,
     /// Who has lease that nothing uses.
     pub(crate) spare: BTreeSet<HoldKey>,
+    /// Who idles and has what leaves without a copy.
+    pub(crate) clean: BTreeSet<HoldKey>,
     /// How much there is to move of each of these, in the order idle, waiting, running.
     pub(crate) movable: [Bytes; 3],
     /// Who has an order that somebody else needs.
@@ -325,6 +327,41 @@ pub(crate) struct HoldKey {
     pub(crate) virtual_time: Reverse<u64>,
     pub(crate) last_touch: Time,
     pub(crate) client: ClientId,
+}
+
+/// The keys of one priority, whatever else is in them.
+fn of_priority(priority: Priority) -> core::ops::RangeInclusive<HoldKey> {
+    let key = |virtual_time, last_touch, client| HoldKey {
+        priority,
+        virtual_time: Reverse(virtual_time),
+        last_touch: Time(last_touch),
+        client: ClientId(client),
+    };
+    key(u64::MAX, 0, 0)..=key(0, u64::MAX, u64::MAX)
+}
+
+impl Index {
+    /// Who idles, by what taking from them costs: for each priority, the lowest first, those with clean memory (only that is meant: `true`),
+    /// and then all of them.
+    pub(crate) fn idle_by_cost(&self) -> impl Iterator<Item = (&HoldKey, bool)> {
+        const ALL: [Priority; 3] = [Priority::Low, Priority::Normal, Priority::High];
+        // Most of the time nobody has any.
+        let priorities = if self.clean.is_empty() {
+            &ALL[..0]
+        } else {
+            &ALL[..]
+        };
+        let whole = self
+            .clean
+            .is_empty()
+            .then(|| self.idle.iter().map(|key| (key, false)));
+        let apart = priorities.iter().flat_map(|priority| {
+            let clean = self.clean.range(of_priority(*priority)).map(|key| (key, true));
+            let idle = self.idle.range(of_priority(*priority));
+            clean.chain(idle.map(|key| (key, false)))
+        });
+        whole.into_iter().flatten().chain(apart)
+    }
 }
 
 /// Which kind of holder a client is, whoever wants its memory.
@@ -361,6 +398,7 @@ pub(crate) struct Linked {
     /// An order is open, whatever for.
     pub(crate) ordered: bool,
     pub(crate) spare: Option<HoldKey>,
+    pub(crate) clean: Option<HoldKey>,
     pub(crate) order: bool,
     /// When it is to be looked at again, if nothing happens before. May be earlier than needed.
     pub(crate) wake: Option<Time>,
@@ -403,6 +441,7 @@ impl Default for Linked {
             stalled: Bytes::ZERO,
             ordered: false,
             spare: None,
+            clean: None,
             order: false,
             wake: None,
         }
@@ -584,6 +623,8 @@ pub(crate) struct Client {
     pub(crate) pinned: Bytes,
     /// Lease that nothing uses, by its last account.
     pub(crate) unused: Bytes,
+    /// Lease whose bytes host memory has as they are, as far as it believes.
+    pub(crate) clean: Bytes,
     pub(crate) asks: Vec<Ask>,
     pub(crate) order: Option<Order>,
     pub(crate) last_touch: Time,
@@ -637,6 +678,7 @@ impl Client {
             incoming: Bytes::ZERO,
             pinned: Bytes::ZERO,
             unused: Bytes::ZERO,
+            clean: Bytes::ZERO,
             asks: Vec::new(),
             order: None,
             last_touch: now,
@@ -668,6 +710,7 @@ impl Client {
     pub(crate) fn give_back(&mut self, bytes: Bytes) {
         self.lease = self.lease.saturating_sub(bytes);
         self.unused = self.unused.saturating_sub(bytes);
+        self.clean = self.clean.min(self.lease);
         self.incoming = self.incoming.min(self.lease);
     }
 
@@ -679,6 +722,27 @@ impl Client {
     /// Lease that could be moved at all.
     pub(crate) fn movable_lease(&self) -> Bytes {
         self.lease.saturating_sub(self.pinned)
+    }
+
+    /// What an order takes without a copy, besides what nothing uses.
+    pub(crate) fn clean(&self) -> Bytes {
+        let used = self.movable_lease().saturating_sub(self.unused);
+        self.clean.min(used)
+    }
+
+    /// What could be taken from it, or only what of that is clean (and what nothing uses, which always goes before it).
+    pub(crate) fn within(&self, clean: bool) -> Bytes {
+        if clean {
+            let free = self.unused.min(self.movable_lease());
+            free.saturating_add(self.clean())
+        } else {
+            self.movable()
+        }
+    }
+
+    /// Of so many bytes taken from it: what has to be copied, as far as it believes. What costs nothing goes first.
+    pub(crate) fn to_copy(&self, bytes: Bytes) -> Bytes {
+        bytes.saturating_sub(self.unused).saturating_sub(self.clean())
     }
 
     /// Overhead that stays whatever is ordered.

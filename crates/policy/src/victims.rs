@@ -1,7 +1,8 @@
 //! From whom a waiting client's bytes could be taken, in which order, and whether that would be enough.
 //!
 //! Lease that nothing uses goes first, of all that may be taken from, then whole clients: the idle, those that wait behind,
-//! and those that run and have had their turn; within each kind the lowest priority first. The walk ends as soon as there
+//! and those that run and have had their turn; within each kind the lowest priority first. Of the idle of one priority, what needs no
+//! copy goes before the rest. The walk ends as soon as there
 //! is enough. What the driver placed for the one that waits itself, and would give way to it, comes last.
 
 use std::collections::BTreeMap;
@@ -85,7 +86,9 @@ impl Walk<'_> {
     }
 
     /// Takes from one client; whether the walk goes on.
-    fn visit(&mut self, id: ClientId, depth: Depth, running: Option<(&Holder, &Claim)>) -> bool {
+    ///
+    /// `clean`: only what needs no copy.
+    fn visit(&mut self, id: ClientId, depth: Depth, clean: bool, running: Option<(&Holder, &Claim)>) -> bool {
         if self.short.is_zero() || self.barren >= BARREN {
             return false;
         }
@@ -104,7 +107,7 @@ impl Walk<'_> {
             Depth::Evict if willing == Willing::Running => Bytes::ZERO,
             Depth::Evict | Depth::Beside => {
                 let pending = c.order.as_ref().map_or(Bytes::ZERO, |o| o.pending());
-                c.movable().saturating_sub(pending).saturating_sub(taken)
+                c.within(clean).saturating_sub(pending).saturating_sub(taken)
             }
         };
         let n = self.room(c, want.min(self.short), taken);
@@ -119,7 +122,7 @@ impl Walk<'_> {
                 self.takes[at].depth = depth;
             }
             None => {
-                if self.again || depth == Depth::Unused {
+                if self.again || clean || depth == Depth::Unused {
                     self.place.insert(id, self.takes.len());
                 }
                 self.takes.push(Take {
@@ -135,8 +138,12 @@ impl Walk<'_> {
     }
 
     fn walk<'k>(&mut self, holders: impl Iterator<Item = &'k HoldKey>, depth: Depth) {
-        for key in holders {
-            if !self.visit(key.client, depth, None) {
+        self.walk_by_cost(holders.map(|key| (key, false)), depth);
+    }
+
+    fn walk_by_cost<'k>(&mut self, holders: impl Iterator<Item = (&'k HoldKey, bool)>, depth: Depth) {
+        for (key, clean) in holders {
+            if !self.visit(key.client, depth, clean, None) {
                 break;
             }
         }
@@ -226,7 +233,7 @@ impl Arbiter {
         walk.again = false;
         if !walk.short.is_zero() {
             walk.walk(d.index.spare.iter(), Depth::Unused);
-            walk.walk(d.index.idle.iter(), Depth::Evict);
+            walk.walk_by_cost(d.index.idle_by_cost(), Depth::Evict);
             if !walk.short.is_zero() {
                 let waiting = seen.waiting.get_or_init(|| {
                     let some = d.index.waiting.iter().take(HOLDERS);
@@ -241,7 +248,7 @@ impl Arbiter {
                 let claim = self.claim(device, r);
                 walk.barren = 0;
                 for h in seen.running.get_or_init(|| self.holders_in_order(device)) {
-                    if !walk.visit(h.id, Depth::Evict, Some((h, &claim))) {
+                    if !walk.visit(h.id, Depth::Evict, false, Some((h, &claim))) {
                         break;
                     }
                 }

@@ -66,15 +66,18 @@ fn outcome() -> impl Strategy<Value = Outcome> {
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
-    let figures = (bytes(), bytes(), bytes(), bytes(), bytes(), bytes());
-    figures.prop_map(|(resident, cached, evicted, pinned, overhead, loose)| Usage {
-        resident,
-        cached,
-        evicted,
-        pinned,
-        overhead,
-        loose,
-    })
+    let figures = (bytes(), bytes(), bytes(), bytes(), bytes(), bytes(), bytes());
+    figures.prop_map(
+        |(resident, cached, evicted, pinned, overhead, loose, clean)| Usage {
+            resident,
+            cached,
+            evicted,
+            pinned,
+            overhead,
+            loose,
+            clean,
+        },
+    )
 }
 
 fn event() -> impl Strategy<Value = Event> {

@@ -87,6 +87,10 @@ struct Program {
     more: u64,
     /// Can give nothing while an allocation of it waits.
     stubborn: bool,
+    /// How much of what came back it leaves as it is.
+    steady: u64,
+    /// What is there of that: gone without a copy.
+    clean: u64,
 }
 
 struct World {
@@ -186,6 +190,9 @@ impl World {
                 p.more = footprint - first.min(footprint);
                 p.stubborn = stubborn;
                 p.bursts += 2;
+            }
+            if n % 2 == 1 {
+                w.programs[n].steady = footprint / 2;
             }
             let start = w.draw(4000) * MS;
             w.at(start, Due::Begin(n));
@@ -395,7 +402,7 @@ impl World {
                     self.wrong("two orders");
                 }
                 let take = (bytes.0 >> 30).min(p.lease);
-                let copy = take.saturating_sub(p.coming);
+                let copy = take.saturating_sub(p.coming).saturating_sub(p.clean);
                 let busy = self.draw(1000) < self.faults
                     || (self.programs[n].stubborn
                         && matches!(self.programs[n].ask, Some((_, AskKind::Alloc, ..))));
@@ -512,11 +519,13 @@ impl World {
                 p.live += p.away;
                 p.away = 0;
                 p.coming = 0;
+                p.clean = p.steady.min(p.live);
                 self.tell(Event::Restored {
                     client: ClientId(n as u64),
                     copied: Bytes::gib(copied),
                     nanos: copied * GIB_TIME,
                 });
+                self.account(n);
                 if !ahead {
                     self.at(now, Due::Use(n));
                 }
@@ -601,6 +610,21 @@ impl World {
         self.at(next, Due::Use(n));
     }
 
+    /// Tells what it has.
+    fn account(&mut self, n: usize) {
+        let p = &self.programs[n];
+        if p.steady > 0 && p.begun && !p.ended {
+            let usage = Usage {
+                resident: Bytes::gib(p.live),
+                evicted: Bytes::gib(p.away),
+                clean: Bytes::gib(p.clean),
+                ..Usage::default()
+            };
+            let client = ClientId(n as u64);
+            self.tell(Event::Usage { client, usage });
+        }
+    }
+
     fn copied(&mut self, n: usize, order: OrderId) {
         let p = &mut self.programs[n];
         let Some((_, take, busy)) = p.order.take_if(|o| o.0 == order) else {
@@ -608,22 +632,29 @@ impl World {
         };
         let client = ClientId(n as u64);
         let mut outcome = Outcome::Done;
-        let mut copied = 0;
+        let (mut copied, mut dropped) = (0, 0);
         let waits = p.stubborn && matches!(p.ask, Some((_, AskKind::Alloc, ..)));
         if (busy || waits) && take > 0 {
             outcome = Outcome::Busy;
         } else if take > 0 {
             let lease = p.coming.min(take);
             p.coming -= lease;
-            copied = (take - lease).min(p.live);
-            p.live -= copied;
-            p.away += copied;
-            p.lease -= lease + copied;
+            let gone = (take - lease).min(p.live);
+            dropped = gone.min(p.clean);
+            copied = gone - dropped;
+            p.clean -= dropped;
+            p.live -= gone;
+            p.away += gone;
+            p.lease -= lease + gone;
             self.tell(Event::ReclaimProgress {
                 client,
                 order,
-                bytes: Bytes::gib(lease + copied),
+                bytes: Bytes::gib(lease + gone),
             });
+        }
+        if dropped > 0 {
+            // More is away than was copied.
+            self.account(n);
         }
         self.tell(Event::ReclaimDone {
             client,
@@ -809,6 +840,6 @@ fn other_decisions_have_another_number_of_rules() {
     });
     assert_eq!(
         (RULES, format!("{digest:016x}").as_str()),
-        (7, "243c537916d73482")
+        (8, "1063dc9821c67704")
     );
 }

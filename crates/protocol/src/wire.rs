@@ -482,13 +482,14 @@ messages! {
         70 Trimmed { /** Slot. */ device: u32, /** As it was asked. */ query: u64, /** How much. */ bytes: Bytes }
         /// What the driver placed by itself for this process on the card, beside its lease, and what an order could send off the card.
         80 Beside {
-            /// Slot.
-            device: u32,
+            /** Slot. */ device: u32,
             /// No more than so much: managed memory that is not known to be in host memory, and what the driver keeps for graphs that are gone.
             loose: Bytes,
             /// So much has left the card since the last such message, by orders.
             gone: Bytes,
         }
+        /// Bytes on the card that would leave without a copy, as far as the library believes: host memory has them as they are. 0 until it is told.
+        81 Clean { /** Slot. */ device: u32, /** How much. */ bytes: Bytes }
         /// Cards on which this one can have memory of its own, over a link that is faster than that to the host.
         60 LodgingLenders { /** Slot. */ device: u32, /** The cards. */ lenders: Vec<DeviceUuid> }
         /// Room on another card, for bytes that are about to leave this one. Answered by [`ToLayer::LodgingLent`]; one such question at a
@@ -586,14 +587,10 @@ messages! {
         /// Send away what the driver placed by itself, and nothing else: no lease is given back. An order like [`ToLayer::Reclaim`], taken back
         /// and ended like one.
         80 SendAway {
-            /// Slot.
-            device: u32,
-            /// Number of the order.
-            order: u64,
-            /// How much at least.
-            bytes: Bytes,
-            /// UTF-8 text: why, for `ebb doctor`.
-            reason: Vec<u8>,
+            /** Slot. */ device: u32,
+            /** Number of the order. */ order: u64,
+            /** How much at least. */ bytes: Bytes,
+            /** UTF-8 text: why, for `ebb doctor`. */ reason: Vec<u8>,
         }
         /// Answer to `LodgingAsk`.
         60 LodgingLent { /** Slot. */ device: u32, /** The card that lends it; zeros: there is none. */ lender: DeviceUuid, /** How much. */ bytes: Bytes }

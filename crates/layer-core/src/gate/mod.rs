@@ -434,7 +434,6 @@ impl<const KIND: usize> Gate<KIND> {
     }
 
     /// Whether nobody has passed since [`Self::watch`].
-    #[cfg(test)]
     pub(crate) fn is_watched(&self) -> bool {
         self.flags.load(Ordering::SeqCst) & WATCHED != 0
     }

@@ -130,6 +130,7 @@ fn leave(core: &Arc<Core>) {
         state.epoch = 0;
         state.slot = None;
         state.beside.untold();
+        state.told_clean = 0;
         state.attach_deadline = None;
         state.asks.clear();
         state.orders.clear();
@@ -351,7 +352,8 @@ impl<'a> Connection<'a> {
         let link = self.link();
         let passages = self.core.gate.passages();
         let moved = passages != self.passages;
-        if moved {
+        if moved || !self.core.gate.is_watched() {
+            // A thread that waited at the gate ends the watch when it goes on, and was counted when it came.
             self.watching = false;
         }
         if !(moved || link.dirty.load(Ordering::Acquire))
@@ -375,6 +377,9 @@ impl<'a> Connection<'a> {
             allocated += device.lock().pool.books.allocated;
             let touches = self.core.touches(device.index);
             if let Some(news) = device.lock().beside_news(self.core) {
+                link.send(news);
+            }
+            if let Some(news) = device.lock().clean_news(self.core) {
                 link.send(news);
             }
             if let Some(usage) = device.lock().usage(self.core, touches)

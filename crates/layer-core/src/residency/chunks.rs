@@ -410,7 +410,8 @@ impl In {
             let remains = seat.leave(&*device.memory, self.len);
             device.lock().pool.keep_remains(remains);
         }
-        let (kept, free) = match core.arena.keep(self.copy, core.config.keep_max.get()) {
+        let at_most = core.config.keep_max.get();
+        let (kept, free) = match core.arena.keep(self.copy, at_most, device.index, self.len) {
             Ok(ticket) => (Some(ticket), Vec::new()),
             Err(copy) => (None, copy.pieces),
         };

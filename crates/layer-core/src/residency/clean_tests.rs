@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use ebb_device::fake::Call;
 use ebb_device::{DeviceError, fingerprint::BLOCK};
-use ebb_protocol::ToLayer;
 use ebb_protocol::wire::outcome;
+use ebb_protocol::{ToDaemon, ToLayer};
 use ebb_units::Bytes;
 use proptest::prelude::*;
 
@@ -93,6 +93,67 @@ fn only_blocks_that_changed_are_copied() {
     );
     rig.engine.free(at).unwrap();
     assert_eq!(sums(&rig), (0, 0));
+    rig.assert_gone_after_detach();
+}
+
+/// What the daemon was told last that would leave without a copy.
+fn told(daemon: &Daemon) -> u64 {
+    let mut last = 0;
+    daemon.each(|message| {
+        if let ToDaemon::Clean { bytes, .. } = message {
+            last = bytes.get();
+        }
+    });
+    last
+}
+
+#[test]
+fn what_was_only_read_is_believed_clean_and_goes_first() {
+    let daemon = Daemon::start(Script::default());
+    let rig = rig(&daemon, u64::MAX);
+    let (read, written) = (4 * BLOCK, 8 * BLOCK);
+    let weights = rig.alloc(read);
+    let state = rig.alloc(written);
+    rig.fill(weights, read, 1);
+    rig.fill(state, written, 2);
+    assert_eq!(told(&daemon), 0, "nothing was away yet");
+    for round in 1..=3 {
+        let all = daemon.reclaim(u64::MAX);
+        assert!(done(all));
+        assert!(rig.holds(weights, read, 1));
+        daemon.wait_restored(round);
+        rig.fill(state, written, 2 + u8::try_from(round).unwrap());
+        // Of what was back only once nothing is known, and what changed is not believed again.
+        let expected = if round == 1 { 0 } else { read };
+        rig.until("what is clean is told", |_| told(&daemon) == expected);
+        assert_eq!(all.copied, if round == 1 { read + written } else { written });
+    }
+    // Asked for as much: that goes, without a copy, and is not told of any more.
+    let some = daemon.reclaim(read);
+    assert!(done(some));
+    assert_eq!((some.copied, told(&daemon)), (0, 0));
+    assert!(rig.holds(weights, read, 1) && rig.holds(state, written, 5));
+    daemon.wait_restored(4);
+    rig.until("it is believed again", |_| told(&daemon) == read);
+    rig.engine.free(weights).unwrap();
+    rig.until("what is gone is not", |_| told(&daemon) == 0);
+    rig.engine.free(state).unwrap();
+    rig.assert_gone_after_detach();
+}
+
+#[test]
+fn what_is_back_and_was_not_touched_is_clean_for_certain() {
+    let daemon = Daemon::start(Script::default());
+    let rig = rig(&daemon, u64::MAX);
+    let at = rig.alloc(6 * BLOCK);
+    rig.fill(at, 6 * BLOCK, 1);
+    assert!(done(daemon.reclaim(u64::MAX)));
+    daemon.send(ToLayer::BringBack { device: 0 });
+    daemon.wait_restored(1);
+    rig.until("all of it is told", |_| told(&daemon) == 6 * BLOCK);
+    assert!(rig.holds(at, 6 * BLOCK, 1));
+    rig.until("a touch ends that", |_| told(&daemon) == 0);
+    rig.engine.free(at).unwrap();
     rig.assert_gone_after_detach();
 }
 

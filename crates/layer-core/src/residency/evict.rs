@@ -87,6 +87,9 @@ pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
         if let Some(news) = state.beside_news(core) {
             core.link.send(news);
         }
+        if let Some(news) = state.clean_news(core) {
+            core.link.send(news);
+        }
         // More may be away than was copied, and what is to come back is judged by that.
         if state.pool.books.evicted != state.told_evicted
             && let Some(usage) = state.usage(core, core.touches(device.index))
@@ -492,9 +495,15 @@ fn copy_for(
     });
     let prints = survey.of(chunk, out.handle);
     if !prints.is_empty() && prints.iter().all(|print| print.zero) {
-        core.arena.give_back(&kept.unwrap_or_default().pieces);
+        let (steady, kept) = (kept.is_some(), kept.unwrap_or_default());
+        core.arena.give_back(&kept.pieces);
         let pieces = Vec::new();
-        return Some((HostCopy { pieces, prints }, Vec::new()));
+        let copy = HostCopy {
+            pieces,
+            prints,
+            steady,
+        };
+        return Some((copy, Vec::new()));
     }
     let known = !prints.is_empty();
     let (pieces, stale) = match kept {
@@ -507,7 +516,11 @@ fn copy_for(
             None => (core.arena.take(out.len, device.memory.granularity())?, None),
         },
     };
-    let copy = HostCopy { pieces, prints };
+    let copy = HostCopy {
+        pieces,
+        prints,
+        steady: stale.as_ref().is_some_and(Vec::is_empty),
+    };
     let stale = stale.unwrap_or_else(|| copy.filled(out.len));
     Some((copy, stale))
 }

@@ -122,8 +122,8 @@ fn move_on(core: &Core, device: &Device, chunk: Chunk, asked: &mut bool) -> Move
         end(core, device, chunk, old);
         return Moved::Failed;
     }
-    let HostCopy { pieces: room, prints } = old;
-    end(core, device, chunk, HostCopy { pieces, prints });
+    let room = old.pieces;
+    end(core, device, chunk, HostCopy { pieces, ..old });
     core.arena.give_back(&room);
     core.arena.rooms.moved_on(len);
     Moved::On

@@ -115,6 +115,12 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
             state.counters.restores += 1;
             state.counters.bytes_in += copied;
             state.counters.nanos_in += nanos;
+            // Who waits goes on at once, and was counted when it came.
+            let waited_for = core.gate.waiters_for(device.index) > 0;
+            state.back_at = (!waited_for).then(|| core.touches(device.index));
+            if let Some(news) = state.clean_news(core) {
+                core.link.send(news);
+            }
             if let Some(slot) = state.slot {
                 core.link.send(ToDaemon::Restored {
                     device: slot,

@@ -104,6 +104,9 @@ impl Survey {
             .partition(|one| kept.contains_key(&one.chunk));
         let (blank, written): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, copied)| *copied == 0);
         let told = survey.look(core, device, &first);
+        for one in first.iter().filter(|_| told) {
+            survey.judge(core, one, &kept);
+        }
         let (free, copied): (Vec<_>, Vec<_>) = written
             .into_iter()
             .partition(|(chunk, _)| survey.needs_no_copy(*chunk, &kept));
@@ -143,6 +146,15 @@ impl Survey {
             let zero = now.iter().all(|print| print.zero);
             zero || kept.get(&chunk) == Some(now)
         })
+    }
+
+    /// Whether a chunk needs no copy; if it is not as its kept copy is, that is noted.
+    fn judge(&self, core: &Core, one: &Readable, kept: &BTreeMap<Chunk, Vec<Fingerprint>>) -> bool {
+        let free = self.needs_no_copy(one.chunk, kept);
+        if let Some(ticket) = one.kept.filter(|_| !free && self.known.contains_key(&one.chunk)) {
+            core.arena.differs(ticket);
+        }
+        free
     }
 
     /// Asks the GPU. `false` if it does not tell.
@@ -294,7 +306,7 @@ impl Feed {
             };
             survey.hear(core, device, &slice, said);
             for one in slice {
-                if survey.needs_no_copy(one.chunk, &telling.kept) {
+                if survey.judge(core, &one, &telling.kept) {
                     self.free.push_back(one.chunk);
                 } else {
                     self.copied.push_back(one.chunk);

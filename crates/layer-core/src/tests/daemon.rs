@@ -322,6 +322,35 @@ fn use_is_told() {
     rig.assert_gone_after_detach();
 }
 
+/// A thread that waited for its memory was counted when it came, and ends the watch when it goes on: what it does next is told all the same.
+#[test]
+fn use_is_told_after_a_wait_at_the_gate() {
+    let daemon = Daemon::start(Script {
+        grant_restores: false,
+        ..Script::default()
+    });
+    let rig = Rig::new(Some(&daemon), 256 * G);
+    let ptr = rig.alloc(20 * G);
+    rig.fill(ptr, 20 * G, 1);
+    assert!(done(daemon.reclaim(u64::MAX)));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| rig.holds(ptr, 20 * G, 1));
+        let (ask, bytes, _) = daemon.expect_ask(ask_kind::RESTORE);
+        rig.until("the thread to sleep", |rig| rig.engine.core.gate.is_watched());
+        daemon.grant(ask, bytes);
+        assert!(waiter.join().unwrap());
+    });
+    daemon.wait_restored(1);
+    rig.until("the thread to sleep again", |rig| {
+        rig.engine.core.gate.is_watched()
+    });
+    let before = rig.engine.gate().passages();
+    rig.touch(|_| ()).unwrap();
+    daemon.wait_usage(|m| matches!(m, ToDaemon::Usage { touches, .. } if *touches > before));
+    rig.engine.free(ptr).unwrap();
+    rig.assert_gone_after_detach();
+}
+
 #[test]
 fn an_order_that_is_taken_back_stops() {
     let daemon = Daemon::start(Script::default());

@@ -25,4 +25,12 @@ impl Driver {
         }
         self.feed_usage(peer, device);
     }
+
+    /// A library tells how much of what it has would leave without a copy.
+    pub(super) fn clean(&mut self, peer: PeerId, device: DeviceId, clean: Bytes) {
+        if let Some(client) = self.client_mut(peer, device) {
+            client.usage.clean = clean;
+            self.feed_usage(peer, device);
+        }
+    }
 }

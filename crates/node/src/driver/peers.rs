@@ -276,6 +276,8 @@ impl Driver {
                     evicted,
                     pinned,
                     overhead,
+                    // A message of its own.
+                    clean: client.usage.clean,
                     ..Usage::default()
                 };
                 client.allocated = allocated;
@@ -419,6 +421,7 @@ impl Driver {
             } => self.lodging_left(peer, DeviceId(device), lender, bytes),
             ToDaemon::LodgingHeld { device, held } => self.lodging_held(peer, DeviceId(device), &held),
             ToDaemon::Trimmed { device, query, bytes } => self.trimmed(peer, DeviceId(device), query, bytes),
+            ToDaemon::Clean { device, bytes } => self.clean(peer, DeviceId(device), bytes),
             ToDaemon::Beside { device, loose, gone } => self.beside(peer, DeviceId(device), loose, gone),
             ToDaemon::Report { query, text } => self.report_arrived(peer, query, &text),
             ToDaemon::Detach { device } => {

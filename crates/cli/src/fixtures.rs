@@ -87,6 +87,8 @@ pub(crate) fn busy() -> Snapshot {
             task(3, "begins", Priority::Low, None, vec![]),
         ],
         arena: ArenaRow {
+            common: Bytes::ZERO,
+            spared: Bytes::ZERO,
             budget: Bytes::gib(256),
             held: Bytes::gib(96),
             lent: Bytes::gib(80),

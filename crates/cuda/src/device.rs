@@ -107,6 +107,17 @@ struct Access {
 }
 
 impl CudaDevice {
+    fn register(&self, host: HostAddr, len: u64, flags: u32) -> Result<(), DeviceError> {
+        let _scope = self.scope()?;
+        // SAFETY: the caller's contract: the range is mapped and stays so until it is unregistered. With `READ_ONLY` it may be a mapping
+        // that cannot be written.
+        let answer = unsafe {
+            self.table
+                .cuMemHostRegister_v2(host_pointer(host), Bytes(len).to_usize(), flags)
+        };
+        check("cuMemHostRegister", answer)
+    }
+
     /// A device, with the context that the program made on it if it has made one. Without a context addresses can be
     /// reserved and memory can be made, but nothing can be copied.
     ///
@@ -622,16 +633,15 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn register_host(&self, host: HostAddr, len: u64) -> Result<(), DeviceError> {
-        let _scope = self.scope()?;
-        // SAFETY: the caller's contract: the range is mapped and stays so until it is unregistered.
-        let answer = unsafe {
-            self.table.cuMemHostRegister_v2(
-                host_pointer(host),
-                Bytes(len).to_usize(),
-                CU_MEMHOSTREGISTER_PORTABLE,
-            )
-        };
-        check("cuMemHostRegister", answer)
+        self.register(host, len, CU_MEMHOSTREGISTER_PORTABLE)
+    }
+
+    fn register_read_only(&self, host: HostAddr, len: u64) -> Result<(), DeviceError> {
+        self.register(
+            host,
+            len,
+            CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY,
+        )
     }
 
     fn unregister_host(&self, host: HostAddr, _len: u64) -> Result<(), DeviceError> {

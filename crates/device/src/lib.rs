@@ -240,6 +240,18 @@ pub trait DeviceMemory: Send + Sync + fmt::Debug {
     /// [`DeviceError`]; the memory is not pinned.
     fn register_host(&self, host: HostAddr, len: u64) -> Result<(), DeviceError>;
 
+    /// As [`Self::register_host`], for memory that can only be read: it is copied to the card and never from it.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the memory is not pinned. Not every driver can do this.
+    fn register_read_only(&self, host: HostAddr, len: u64) -> Result<(), DeviceError> {
+        let _ = (host, len);
+        Err(DeviceError::Driver {
+            code: NOT_SUPPORTED,
+            call: "register_read_only",
+        })
+    }
+
     /// Unpins a range that was registered as a whole. Waits for all work on the device.
     ///
     /// # Errors
@@ -363,7 +375,16 @@ pub trait HostMemory: Send + Sync + fmt::Debug {
     /// The system's.
     fn map(&self, fd: BorrowedFd<'_>, bytes: u64) -> std::io::Result<HostAddr>;
 
-    /// Removes a whole mapping of [`Self::map`].
+    /// Maps `bytes` of a memfd that nobody can write, shared, to be read only. Without this the system cannot.
+    ///
+    /// # Errors
+    /// The system's.
+    fn map_read_only(&self, fd: BorrowedFd<'_>, bytes: u64) -> std::io::Result<HostAddr> {
+        let _ = (fd, bytes);
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// Removes a whole mapping of [`Self::map`] or [`Self::map_read_only`].
     ///
     /// # Errors
     /// The system's.

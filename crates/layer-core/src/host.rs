@@ -7,34 +7,43 @@ use std::os::fd::BorrowedFd;
 
 use ebb_device::{HostAddr, HostMemory};
 use ebb_units::Bytes;
+use rustix::fs::SealFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// Maps segments with `mmap`. Children of a fork do not inherit the mappings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MmapHost;
 
-impl HostMemory for MmapHost {
-    fn map(&self, fd: BorrowedFd<'_>, bytes: u64) -> io::Result<HostAddr> {
+impl MmapHost {
+    fn map_with(fd: BorrowedFd<'_>, bytes: u64, protection: ProtFlags) -> io::Result<HostAddr> {
         let len = Bytes(bytes).to_usize();
         // A segment shorter than it claims would kill the program with SIGBUS in the middle of a copy.
         if rustix::fs::fstat(fd)?.st_size < i64::try_from(bytes).unwrap_or(i64::MAX) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         // SAFETY: a new mapping at an address of the kernel's choice: it replaces nothing.
-        let at = unsafe {
-            rustix::mm::mmap(
-                core::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd,
-                0,
-            )
-        }?;
+        let at =
+            unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0) }?;
         // SAFETY: the range was mapped just now and nobody knows it yet; the advice changes what `fork` copies.
         // Without it (refused) a child maps the pages too, which costs nothing but address space.
         let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) };
         Ok(HostAddr(at.expose_provenance()))
+    }
+}
+
+impl HostMemory for MmapHost {
+    fn map(&self, fd: BorrowedFd<'_>, bytes: u64) -> io::Result<HostAddr> {
+        Self::map_with(fd, bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn map_read_only(&self, fd: BorrowedFd<'_>, bytes: u64) -> io::Result<HostAddr> {
+        // The kernel refuses a mapping that could be written, if the file is sealed. Of one that is not, another process could change the
+        // bytes that two tasks live by.
+        let seals = rustix::fs::fcntl_get_seals(fd)?;
+        if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Self::map_with(fd, bytes, ProtFlags::READ)
     }
 
     fn copy(&self, to: HostAddr, from: HostAddr, bytes: Bytes) {

@@ -9,8 +9,9 @@
 //! A segment is in exactly one state, and lent to one holder at a time. Before it serves another task its pages are
 //! zeroed; where the tasks may belong to different users it is not reused at all: a program may have kept the
 //! descriptor, and would see what the next one writes. The bookkeeping is pure; [`Job::run`] is what takes time, and
-//! runs elsewhere. What goes to disk and comes back is in [`tier`].
+//! runs elsewhere. What goes to disk and comes back is in [`tier`], what several tasks have in common in [`common`].
 
+mod common;
 mod tier;
 
 pub(crate) use tier::TierSettings;
@@ -23,13 +24,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ebb_policy::Time;
-use ebb_protocol::wire::{MAX_FDS, SegmentInfo};
+use ebb_protocol::wire::{CommonBlock, MAX_FDS, SegmentInfo};
 use ebb_units::{Bytes, GRANULE};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
 use crate::config::ArenaConfig;
-use crate::disk;
+use crate::{disk, equal};
 
 /// Who holds segments: a session.
 pub(crate) type Holder = u64;
@@ -55,6 +56,10 @@ enum State {
     Loading(Holder),
     /// Was being read for a holder that is gone.
     Dropping,
+    /// A common segment in the making.
+    Merging,
+    /// Of several holders, and nobody's to write.
+    Common,
 }
 
 #[derive(Debug)]
@@ -166,6 +171,20 @@ pub(crate) enum Move {
         to: Holder,
         ids: Vec<u64>,
     },
+    /// For the worker that looks for equal blocks.
+    Equal(equal::Job),
+    /// Some of its bytes are in this common segment, too.
+    Offer {
+        to: Holder,
+        segment: SegmentInfo,
+        blocks: Vec<CommonBlock>,
+        memory: Arc<OwnedFd>,
+    },
+    /// Give up what is only kept in these common segments.
+    Unkeep {
+        to: Holder,
+        ids: Vec<u64>,
+    },
 }
 
 /// The arena.
@@ -185,6 +204,7 @@ pub(crate) struct Arena {
     jobs: usize,
     no_memory_until: Time,
     tier: tier::Tier,
+    common: common::Commons,
 }
 
 impl Arena {
@@ -205,6 +225,7 @@ impl Arena {
             jobs: 0,
             no_memory_until: Time(0),
             tier: tier::Tier::default(),
+            common: common::Commons::default(),
         }
     }
 
@@ -307,6 +328,7 @@ impl Arena {
                 self.clean(key, moves);
             }
         }
+        self.common_died(holder, moves);
     }
 
     fn clean(&mut self, key: u64, moves: &mut Vec<Move>) {
@@ -437,6 +459,7 @@ impl Arena {
     /// When [`Self::pump`] should be called again although nothing happened.
     pub(crate) fn next_deadline(&self, now: Time) -> Option<Time> {
         let tier = self.next_tier_deadline(now);
+        let tier = tier.into_iter().chain(self.next_common_deadline(now)).min();
         if self.unmet().is_zero() && self.to_load().is_zero() && self.over().is_zero() {
             return tier;
         }
@@ -459,6 +482,7 @@ impl Arena {
         self.make(now, moves);
         self.recall(now, moves);
         self.spill(now, moves);
+        self.seek_equals(now, moves);
     }
 
     fn give(&mut self, moves: &mut Vec<Move>) {
@@ -602,6 +626,7 @@ impl Arena {
                 .filter(|(_, a)| !a.urgent || a.lacks().is_zero())
                 .map(|(holder, a)| {
                     let used = a.evicted.saturating_sub(a.tier.on_disk);
+                    let used = used.saturating_sub(self.common_away(*holder));
                     let keep = if pass { used } else { used.max(a.want) };
                     (a.held.saturating_sub(keep).saturating_sub(a.recalled), *holder)
                 })
@@ -621,6 +646,10 @@ impl Arena {
                 moves.push(Move::Recall { from: holder, bytes });
             }
         }
+        let needed = self.wanted(true).saturating_add(self.to_load());
+        let needed = needed.saturating_add(self.over());
+        let short = needed.saturating_sub(available).saturating_sub(asked);
+        self.recall_common(now, short, moves);
     }
 
     /// Verifies the bookkeeping.
@@ -649,6 +678,7 @@ impl Arena {
         }
         let states = self.segments.iter().filter(|(_, s)| s.holder().is_some()).count();
         assert_eq!(states, lent.len(), "every lent segment is in an account");
+        self.check_common();
     }
 }
 
@@ -776,6 +806,9 @@ fn punch(memory: &impl AsFd, bytes: Bytes) -> Result<(), Errno> {
         bytes.0,
     )
 }
+
+#[cfg(test)]
+mod common_tests;
 
 #[cfg(test)]
 mod tests;

@@ -84,6 +84,8 @@ pub struct ArenaConfig {
     pub threads: usize,
     /// What of it programs pin.
     pub pinned: Pinned,
+    /// One host copy of what several tasks have alike.
+    pub share: bool,
 }
 
 /// What programs pin of the arena segments that they have.
@@ -535,6 +537,7 @@ struct RawArena {
     huge_pages: Option<bool>,
     threads: Option<usize>,
     pinned: Option<Pinned>,
+    share: Option<bool>,
 }
 
 impl RawArena {
@@ -561,6 +564,7 @@ impl RawArena {
             huge_pages: self.huge_pages.unwrap_or(false),
             threads,
             pinned: self.pinned.unwrap_or_default(),
+            share: self.share.unwrap_or(false),
         })
     }
 }

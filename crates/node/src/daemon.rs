@@ -150,6 +150,7 @@ impl Daemon {
         })
         .map_err(system("threads"))?;
         let disk = DiskTier::start(&config, &mut arena, &answers).map_err(system("threads"))?;
+        let equal = crate::driver::common::start(&config, &mut arena, &answers).map_err(system("threads"))?;
         let cards = match &config.nvml {
             Some(path) => Some(watch_cards(path.clone(), answers.clone()).map_err(system("a thread"))?),
             None => None,
@@ -169,6 +170,7 @@ impl Daemon {
             signals,
             arena,
             arena_workers,
+            equal,
             disk,
             cards,
             log,

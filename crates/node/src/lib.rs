@@ -19,6 +19,7 @@ mod config;
 mod daemon;
 mod disk;
 mod driver;
+mod equal;
 mod eventlog;
 #[allow(unsafe_code, reason = "calls into a foreign library")]
 mod nvml;

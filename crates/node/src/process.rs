@@ -102,6 +102,17 @@ fn seen_by((caller, its_namespace): &Seen, (process, namespace): &Seen) -> Optio
     }
 }
 
+/// Whose the memory of a process is, beyond doubt: its user's, in these namespaces. `None`: that cannot be seen.
+pub(crate) fn domain(pid: u32, uid: u32) -> Option<String> {
+    let mut name = uid.to_string();
+    for kind in ["user", "pid", "mnt"] {
+        let space = std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()?;
+        name.push(' ');
+        name.push_str(&space.to_string_lossy());
+    }
+    Some(name)
+}
+
 /// This boot, so that pids of another are not mistaken for ours.
 pub(crate) fn boot_id() -> &'static str {
     // Every write of the state file names it.
@@ -134,6 +145,17 @@ mod tests {
         stat.push_str(" 777 0 0");
         assert_eq!(parse_start_time(&stat), Some(777));
         assert_eq!(parse_state(&stat), Some("S"));
+    }
+
+    #[test]
+    fn a_domain_is_of_one_user_and_one_set_of_namespaces() {
+        let (own, parent) = (std::process::id(), rustix::process::getppid());
+        let here = domain(own, 1000).unwrap();
+        assert_ne!(domain(own, 1001), Some(here.clone()));
+        if let Some(theirs) = parent.and_then(|pid| domain(pid.as_raw_pid().unsigned_abs(), 1000)) {
+            assert_eq!(theirs, here);
+        }
+        assert_eq!(domain(u32::MAX, 1000), None);
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub(crate) enum FromWorker {
     Segment(Prepared),
     /// What the disk tier did.
     Disk(crate::disk::Done),
+    /// What is equal and what is not.
+    Equal(crate::equal::Done),
     /// The event log works again or does not; how many records it lost so far.
     Log { trouble: Option<String>, lost: u64 },
     /// This write of the state file, and all before it, is done or could not be.

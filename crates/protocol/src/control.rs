@@ -420,6 +420,12 @@ pub struct ArenaRow {
     pub held: Bytes,
     /// Of those, in programs' hands.
     pub lent: Bytes,
+    /// Of what is held: host copies that several tasks have in common.
+    #[serde(default)]
+    pub common: Bytes,
+    /// What those would take beyond that if each had its own.
+    #[serde(default)]
+    pub spared: Bytes,
     /// The disk tier; `None` if there is none.
     #[serde(default)]
     pub disk: Option<DiskRow>,

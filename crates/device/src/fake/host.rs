@@ -22,6 +22,8 @@ struct Segments {
     next: usize,
     live: BTreeMap<usize, Vec<u8>>,
     files: BTreeMap<usize, File>,
+    /// Those that nobody may write: what was in them.
+    read_only: BTreeMap<usize, Vec<u8>>,
 }
 
 impl Default for FakeHost {
@@ -30,6 +32,7 @@ impl Default for FakeHost {
             next: 0x10_0000,
             live: BTreeMap::new(),
             files: BTreeMap::new(),
+            read_only: BTreeMap::new(),
         }))
     }
 }
@@ -56,6 +59,7 @@ impl FakeHost {
         let mut host = self.lock();
         host.live.clear();
         host.files.clear();
+        host.read_only.clear();
     }
 
     /// Segments mapped at present.
@@ -86,6 +90,17 @@ impl HostMemory for FakeHost {
         Ok(at)
     }
 
+    fn map_read_only(&self, fd: BorrowedFd<'_>, bytes: u64) -> io::Result<HostAddr> {
+        let file = File::from(fd.try_clone_to_owned()?);
+        let at = self.segment(bytes);
+        let mut host = self.lock();
+        let segment = host.live.entry(at.0).or_default();
+        file.read_exact_at(segment, 0)?;
+        let found = segment.clone();
+        host.read_only.insert(at.0, found);
+        Ok(at)
+    }
+
     fn copy(&self, to: HostAddr, from: HostAddr, bytes: Bytes) {
         // What lies in no segment is not copied: the contents show it.
         if let Some(copy) = self.bytes(from, bytes.0, |source| source.to_vec()) {
@@ -98,6 +113,11 @@ impl HostMemory for FakeHost {
         match segments.live.get(&host.0) {
             Some(segment) if segment.len() as u64 == bytes => {
                 let segment = segments.live.remove(&host.0);
+                let before = segments.read_only.remove(&host.0);
+                assert!(
+                    before.is_none() || before == segment,
+                    "somebody wrote what can only be read"
+                );
                 match (segments.files.remove(&host.0), segment) {
                     (Some(file), Some(segment)) => file.write_all_at(&segment, 0),
                     _ => Ok(()),

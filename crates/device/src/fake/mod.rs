@@ -538,6 +538,10 @@ impl DeviceMemory for FakeDevice {
             .map_err(|()| invalid(Call::RegisterHost))
     }
 
+    fn register_read_only(&self, host: HostAddr, len: u64) -> Result<(), DeviceError> {
+        self.register_host(host, len)
+    }
+
     fn unregister_host(&self, host: HostAddr, len: u64) -> Result<(), DeviceError> {
         let mut inner = self.begin(Call::UnregisterHost)?;
         while inner.work > 0 {

@@ -10,6 +10,7 @@ fn config(segment: Bytes) -> ArenaConfig {
         huge_pages: false,
         threads: 2,
         pinned: crate::config::Pinned::All,
+        share: true,
     }
 }
 

@@ -128,7 +128,12 @@ impl Segment {
             State::Lent(h) | State::Spilling(h) | State::Stored(h) | State::OnDisk(h) | State::Loading(h) => {
                 Some(h)
             }
-            State::Preparing | State::Ready | State::Cleaning | State::Dropping => None,
+            State::Preparing
+            | State::Ready
+            | State::Cleaning
+            | State::Dropping
+            | State::Merging
+            | State::Common => None,
         }
     }
 }
@@ -193,6 +198,7 @@ impl Arena {
 
     /// Ends what the disk does with a segment that nobody needs any more. `true` if it is in memory as any other.
     pub(super) fn leave_disk(&mut self, key: u64, moves: &mut Vec<Move>) -> bool {
+        self.common.forget_segment(key);
         let segment = self
             .segments
             .get_mut(&key)
@@ -418,6 +424,7 @@ impl Arena {
 
     /// A holder hung up. It takes back by itself what it let go of and has no file of.
     pub(crate) fn hung_up(&mut self, holder: Holder, moves: &mut Vec<Move>) {
+        self.common_hung_up(holder);
         let Some(account) = self.accounts.get_mut(&holder) else {
             return;
         };
@@ -602,10 +609,12 @@ impl Arena {
             .collect();
         cold.sort_unstable();
         for (since, holder) in cold {
+            let common = self.common_away(holder);
             let account = self.accounts.get_mut(&holder).expect("listed above");
             let used = account
                 .evicted
                 .saturating_sub(account.tier.on_disk)
+                .saturating_sub(common)
                 .min(account.held);
             let ripe = after.is_some_and(|after| now >= since.after(after));
             let bytes = if ripe { used } else { used.min(short) }.min(room);

@@ -76,6 +76,7 @@ impl Stage {
             huge_pages: false,
             threads: 2,
             pinned: crate::config::Pinned::All,
+            share: true,
         };
         let mut arena = Arena::new(&config, budget, true, generation << 40);
         arena.set_tier(TierSettings {
@@ -103,6 +104,7 @@ impl Stage {
                 | Move::Back { to, .. }
                 | Move::Broken { to, .. } => Some(*to),
                 Move::Recall { from, .. } | Move::Part { from, .. } => Some(*from),
+                Move::Equal(_) | Move::Offer { .. } | Move::Unkeep { .. } => unreachable!("it is off"),
             };
             match (what, to) {
                 (Move::Work(job), _) => self.jobs.push(job),
@@ -215,7 +217,9 @@ impl Stage {
                     self.read_alone(holder, id);
                 }
             }
-            Move::Work(_) | Move::Disk(_) => unreachable!(),
+            Move::Work(_) | Move::Disk(_) | Move::Equal(_) | Move::Offer { .. } | Move::Unkeep { .. } => {
+                unreachable!()
+            }
         }
         true
     }

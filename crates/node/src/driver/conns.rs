@@ -254,7 +254,10 @@ impl Driver {
         self.fail_trims(peer);
         self.sleeper_hung_up(peer);
         self.shares_unanswered(peer);
-        if devices.is_empty() && self.arena.held_by(peer).is_zero() && self.arena.on_disk_of(peer).is_zero() {
+        let has_none = self.arena.held_by(peer).is_zero()
+            && self.arena.on_disk_of(peer).is_zero()
+            && !self.arena.holds_common(peer);
+        if devices.is_empty() && has_none {
             self.remove_peer(peer);
         }
         self.look_at_cards();
@@ -280,6 +283,8 @@ impl Driver {
             self.arena.returned(peer, &ids, &mut moves);
             self.do_moves(moves);
             self.arena_dirty = true;
+        } else if let Ok(ToLayer::ArenaCommon { segment, .. }) = ToLayer::decode(packet) {
+            self.offer_answered(peer, segment.id, None);
         }
     }
 

@@ -188,7 +188,7 @@ impl Driver {
                 self.send(to, &message, vec![memory]);
             }
             Move::Broken { to, ids } => self.send(to, &ToLayer::ArenaBroken { segments: ids }, Vec::new()),
-            Move::Give { .. } | Move::Recall { .. } | Move::Work(_) => {}
+            _ => {}
         }
     }
 

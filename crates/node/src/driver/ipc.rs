@@ -89,7 +89,12 @@ impl Driver {
             Pinned::All => 0,
             Pinned::Ring => feature::RING,
         };
-        let bits = feature::SHARE | held | lodging | ring;
+        let common = if self.arena.has_common() {
+            feature::COMMON
+        } else {
+            0
+        };
+        let bits = feature::SHARE | held | lodging | ring | common;
         self.send(peer, &ToLayer::Features { bits }, Vec::new());
     }
 

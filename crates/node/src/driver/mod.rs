@@ -5,6 +5,7 @@
 
 mod beside;
 mod cards;
+pub(crate) mod common;
 mod conns;
 mod control;
 mod disk;
@@ -150,6 +151,7 @@ pub(crate) struct Driver {
 
     arena: Arena,
     arena_workers: Worker<Job>,
+    equal: Option<Worker<crate::equal::Job>>,
     arena_dirty: bool,
     disk: Option<DiskTier>,
     memory: memory::Following,
@@ -207,6 +209,7 @@ pub(crate) struct Parts {
     pub signals: Option<OwnedFd>,
     pub arena: Arena,
     pub arena_workers: Worker<Job>,
+    pub equal: Option<Worker<crate::equal::Job>>,
     pub disk: Option<DiskTier>,
     pub cards: Option<Worker<u64>>,
     pub log: Option<EventLog>,
@@ -256,6 +259,7 @@ impl Driver {
             notices_waiting: Arc::new(AtomicU64::new(0)),
             arena: parts.arena,
             arena_workers: parts.arena_workers,
+            equal: parts.equal,
             arena_dirty: false,
             disk: parts.disk,
             memory: memory::Following::new(budget),
@@ -671,6 +675,7 @@ impl Driver {
                     self.arena_dirty = true;
                 }
                 FromWorker::Disk(done) => self.disk_done(done),
+                FromWorker::Equal(done) => self.equal_done(done),
                 FromWorker::Log { trouble, lost } => {
                     match (&trouble, &self.log_trouble) {
                         (Some(trouble), None) => say::error!("{trouble}; the daemon goes on without its log"),
@@ -724,6 +729,7 @@ impl Driver {
             ("event_log", old.event_log != new.event_log),
             ("arena.segment", old.arena.segment != new.arena.segment),
             ("arena.pinned", old.arena.pinned != new.arena.pinned),
+            ("arena.share", old.arena.share != new.arena.share),
             ("disk", old.disk != new.disk),
             ("peer.enabled", old.peer.enabled != new.peer.enabled),
         ];
@@ -792,6 +798,9 @@ impl Driver {
                     let (infos, memories): (Vec<_>, Vec<_>) = segments.into_iter().unzip();
                     // If the peer is gone by now, its death brings the segments back.
                     self.send(to, &ToLayer::ArenaGive { segments: infos }, memories);
+                }
+                other @ (Move::Equal(_) | Move::Offer { .. } | Move::Unkeep { .. }) => {
+                    self.common_move(other)
                 }
                 other => self.disk_move(other),
             }

@@ -409,6 +409,13 @@ impl Driver {
                     self.note_denial(client, why);
                 }
             }
+            ToDaemon::ArenaRest { notice, runs } => self.arena_rest(peer, notice, &runs),
+            ToDaemon::ArenaCommonHeld { segment, held } => self.offer_answered(peer, segment, Some(held)),
+            ToDaemon::ArenaCommonLeft { segments } => self.common_left(peer, &segments),
+            ToDaemon::ArenaCommonDeclare { segments, first } => {
+                self.common_declared(peer, first, &segments, fds)
+            }
+            ToDaemon::ArenaCommonUse { away, kept } => self.common_use(peer, away, kept),
             ToDaemon::ArenaDeclareStored { segments } => self.arena_declare_stored(peer, segments, fds),
             ToDaemon::LodgingLenders { device, lenders } => {
                 self.lodging_lenders(peer, DeviceId(device), lenders);

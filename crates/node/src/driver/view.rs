@@ -68,6 +68,8 @@ impl Driver {
                 budget: self.arena.budget(),
                 held: self.arena.held(),
                 lent: self.arena.lent(),
+                common: self.arena.common_bytes(),
+                spared: self.arena.spared(),
                 disk: self.disk_row(),
             },
             totals: self.totals.clone(),

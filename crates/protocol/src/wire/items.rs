@@ -51,3 +51,63 @@ impl Field for WorldProcess {
         })
     }
 }
+
+/// A run of bytes in an arena segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestingRun {
+    /// The segment.
+    pub segment: u64,
+    /// Where in it.
+    pub offset: u64,
+    /// How long.
+    pub bytes: Bytes,
+}
+
+impl Field for RestingRun {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.segment.put(out);
+        self.offset.put(out);
+        self.bytes.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            segment: u64::get(r)?,
+            offset: u64::get(r)?,
+            bytes: <Bytes as Field>::get(r)?,
+        })
+    }
+}
+
+/// Bytes of a process that are in a common segment as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommonBlock {
+    /// The process's own segment.
+    pub segment: u64,
+    /// Where in it.
+    pub offset: u64,
+    /// How many.
+    pub bytes: Bytes,
+    /// The notice that told of them: they are the same only if it still holds.
+    pub notice: u64,
+    /// Where in the common segment.
+    pub at: u64,
+}
+
+impl Field for CommonBlock {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.segment.put(out);
+        self.offset.put(out);
+        self.bytes.put(out);
+        self.notice.put(out);
+        self.at.put(out);
+    }
+    fn get(r: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            segment: u64::get(r)?,
+            offset: u64::get(r)?,
+            bytes: <Bytes as Field>::get(r)?,
+            notice: u64::get(r)?,
+            at: u64::get(r)?,
+        })
+    }
+}

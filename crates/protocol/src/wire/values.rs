@@ -37,6 +37,8 @@ pub mod feature {
     pub const LODGING: u64 = 4;
     /// Arena segments are not to be pinned, but for one: the ring that copies go through.
     pub const RING: u64 = 8;
+    /// Host copies that are equal are had in common: the messages that begin with `ArenaCommon`, and `ArenaRest`.
+    pub const COMMON: u64 = 16;
 }
 
 /// How a process stands to a checkpoint by the driver.

@@ -74,13 +74,28 @@ impl State {
             self.ahead.open = None;
         }
         // Strict programs take nothing that they do not need, and nobody goes over the limit for it.
-        let books = &self.pool.books;
-        let room = books.limit.saturating_sub(books.charged() + books.unused());
-        let most = core.config.ahead_max.get().min(room);
+        let most = core.config.ahead_max.get().min(self.room_under_limit());
         if core.config.strict || most == 0 {
             return;
         }
         if let Some(bytes) = self.ahead.after(Instant::now(), short, most) {
+            self.ahead.open = self.ask(core, ask_kind::STRICT, bytes, false);
+        }
+    }
+
+    /// What the limit leaves beside the lease that is there.
+    pub(crate) fn room_under_limit(&self) -> u64 {
+        let books = &self.pool.books;
+        books.limit.saturating_sub(books.charged() + books.unused())
+    }
+
+    /// So much more would make things easier and nothing possible: asked for if nobody has to lose anything for it.
+    pub(crate) fn ask_for_ease(&mut self, core: &Core, bytes: u64) {
+        let bytes = bytes.min(self.room_under_limit());
+        let ahead = &self.ahead;
+        let refused = ahead.refused.is_some_and(|at| at.elapsed() < PAUSE);
+        let open = ahead.open.is_some_and(|ask| self.asks.contains_key(&ask));
+        if bytes > 0 && !core.config.strict && !refused && !open {
             self.ahead.open = self.ask(core, ask_kind::STRICT, bytes, false);
         }
     }

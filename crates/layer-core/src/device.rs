@@ -368,8 +368,12 @@ impl State {
     /// What the daemon should know of use at present.
     pub(crate) fn usage(&mut self, core: &Core, touches: u64) -> Option<ToDaemon> {
         let device = self.slot?;
+        self.told_evicted = self.pool.books.evicted;
         let books = &self.pool.books;
-        self.told_evicted = books.evicted;
+        let room = books.unused().min(books.limit.saturating_sub(books.charged()));
+        let (spare, wish) = frameworks::spare(core, self.index, room);
+        self.ask_for_ease(core, wish);
+        let books = &self.pool.books;
         let beside = |kind| self.external.get(&kind).copied().unwrap_or(0);
         let imported = beside(ExternalKind::Imported);
         let pools = if self.pools_shared {
@@ -378,7 +382,7 @@ impl State {
             0
         };
         // What pools keep and have not needed lately goes without a copy, as what is cached.
-        let spare = core.streamed.sums(self.index).2 + frameworks::spare(core, self.index);
+        let spare = core.streamed.sums(self.index).2 + spare;
         let spare = spare.min(books.allocated);
         Some(ToDaemon::Usage {
             device,

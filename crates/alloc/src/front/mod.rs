@@ -380,6 +380,11 @@ impl<D: Driver> Front<D> {
         lock(&self.pool).spare()
     }
 
+    /// A second has passed: see [`Pool::second`].
+    pub fn second(&self, room: u64) -> u64 {
+        lock(&self.pool).second(room)
+    }
+
     /// A period has ended: see [`Pool::tick`].
     pub fn tick(&self) {
         lock(&self.pool).tick();

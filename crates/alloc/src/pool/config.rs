@@ -32,8 +32,8 @@ pub struct Config {
     pub divisions: u64,
     /// The largest chunk that growing makes, in bytes, unless an allocation would need more than 64 of them.
     pub chunk_max: u64,
-    /// Idle memory that growing leaves alone instead of stitching it, in thousandths of the physical memory. 0 grows only
-    /// when everything is in use; each step above saves map calls while a program warms up.
+    /// The most that may be idle when most is in use, in thousandths of that, of a pool that would map anew without an end otherwise; see
+    /// [`super::Pool::second`]. 0 grows only when everything is in use.
     pub slack_permille: u64,
     /// The most stitched views that are kept for their next use.
     pub views_max: usize,
@@ -42,7 +42,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// What is right for a card with this granule: the driver's own alignment, exact sizes, no slack, no limit.
+    /// What is right for a card with this granule: the driver's own alignment, exact sizes, no limit.
     #[must_use]
     pub const fn for_granule(granule: u64) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Config {
             quantum: if granule < 512 { granule } else { 512 },
             divisions: 0,
             chunk_max: 64 << 20,
-            slack_permille: 0,
+            slack_permille: 125,
             views_max: 4096,
             limit: u64::MAX,
         }

@@ -37,6 +37,7 @@ mod release;
 mod runs;
 mod snapshot;
 mod stats;
+mod thrift;
 mod views;
 
 #[cfg(test)]
@@ -57,6 +58,7 @@ use runs::{Owner, Runs};
 pub use snapshot::{Segment, Use, pickle};
 use stats::Counters;
 pub use stats::{ClassStats, Stats};
+use thrift::Thrift;
 use views::{ViewId, Views};
 
 /// A queue of device work, by a number of the caller's choice.
@@ -162,6 +164,8 @@ pub struct Pool {
     counters: Counters,
     /// Most active bytes since the last [`Pool::tick`], and in the time before it.
     demand: [u64; 2],
+    /// How much of what is idle the pool grows for.
+    thrift: Thrift,
 }
 
 impl Pool {
@@ -193,6 +197,7 @@ impl Pool {
             private: BTreeSet::new(),
             counters: Counters::default(),
             demand: [0; 2],
+            thrift: Thrift::default(),
         }
     }
 

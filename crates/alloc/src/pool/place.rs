@@ -11,6 +11,8 @@ use super::{Mark, Pool, Request, Step, Stream, views};
 const LOOKS: usize = 8;
 /// The ends of granules that save no granule are mapped for a block if they are at least one of so many parts of it.
 const WORTH_MAPPING: u64 = 16;
+/// Chunks are cut into about so many parts, of a granule at least.
+const PARTS: u64 = 32;
 /// When so many mappings serve nobody, the next plan takes some away.
 const STALE_MANY: usize = 64;
 
@@ -235,13 +237,8 @@ impl Pool {
             config.down(at + len),
             config.up(at + len),
         ];
-        let mut cuts: Vec<u64> = borders
-            .into_iter()
-            .filter(|cut| *cut > start && *cut < start + n)
-            .collect();
-        cuts.sort_unstable();
-        cuts.dedup();
-        cuts
+        let inside = |cut: &u64| *cut > start && *cut < start + n;
+        borders.into_iter().filter(inside).collect()
     }
 
     /// Takes idle chunks and free bytes in these addresses out, for a plan.
@@ -312,7 +309,8 @@ impl Pool {
         plan.calls.push(Call::Release { chunk: id, len });
     }
 
-    /// Makes a held chunk anew, in parts; their ids.
+    /// Makes a held chunk anew, in parts with these borders among theirs; their ids. In many parts at once: or it would be cut again and
+    /// again, at other places, and each time what is left of it is unmapped, for which work has to be waited for.
     fn recut(&mut self, plan: &mut Plan, id: ChunkId, cuts: &[u64], stream: Stream) -> Vec<(ChunkId, u64)> {
         let Some((home, len)) = self.chunks.get(id).map(|chunk| (chunk.home, chunk.len)) else {
             return Vec::new();
@@ -329,7 +327,13 @@ impl Pool {
         plan.ranges.push((home, len));
         let mut parts = Vec::new();
         let mut from = home;
-        for to in cuts.iter().copied().chain([home + len]) {
+        let part = self.config.up(len / PARTS).max(self.config.granule);
+        let mut borders: Vec<u64> = (1..len.div_ceil(part)).map(|n| home + n * part).collect();
+        borders.extend_from_slice(cuts);
+        borders.push(home + len);
+        borders.sort_unstable();
+        borders.dedup();
+        for to in borders {
             let len = to - from;
             let chunk = self.make(plan, from, len, stream);
             for at in &kept {
@@ -339,6 +343,7 @@ impl Pool {
             parts.push((chunk, len));
             from = to;
         }
+        self.thrift.remap(parts.len() * (1 + kept.len()));
         plan.kept.extend(kept.into_iter().map(|at| (at, len)));
         self.counters.cuts += 1;
         parts
@@ -383,12 +388,16 @@ impl Pool {
         let middle = self.config.up(len - ends.bytes());
         let gathered = self.gather(stream, middle);
         let extra = middle - gathered.bytes;
-        let slack = u128::from(self.chunks.physical()) * u128::from(self.config.slack_permille) / 1000;
         if let Some((grows, at, end)) = growth
             && grows <= left
-            && u128::from(grows) + u128::from(at == end && ends.bytes() > 0) <= u128::from(extra) + slack
         {
-            return self.grow(at, end, grows, size, len, stream);
+            if grows + u64::from(at == end && ends.bytes() > 0) <= extra {
+                return self.grow(at, end, grows, size, len, stream);
+            }
+            if self.may_be_idle(grows, need) {
+                self.thrift.took(grows);
+                return self.grow(at, end, grows, size, len, stream);
+            }
         }
         if extra > left {
             let pending = self.pending(stream);
@@ -696,6 +705,7 @@ impl Pool {
         if let Some(last) = extents.last_mut() {
             last.1 -= total.saturating_sub(self.config.up(len));
         }
+        self.thrift.remap(parts.len());
         let mut to = base;
         for (chunk, len) in parts {
             plan.calls.push(Call::Map { chunk, at: to, len });

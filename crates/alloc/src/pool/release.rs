@@ -80,6 +80,9 @@ impl Pool {
         if left > 0 {
             found.extend(smallest_larger);
         }
+        if !found.is_empty() {
+            self.thrift.given_back();
+        }
         for id in found {
             let Some((home, len)) = self.chunks.get(id).map(|chunk| (chunk.home, chunk.len)) else {
                 continue;

@@ -21,6 +21,7 @@ const MARKS: Watermarks = Watermarks {
     batch: 0,
 };
 const FREE: u64 = 2;
+const SECOND_NS: u64 = 1_000_000_000;
 
 /// A driver that can do everything.
 #[derive(Debug, Default)]
@@ -39,6 +40,8 @@ impl Backing for Able {
 pub struct Ours {
     pool: Pool,
     meshes: bool,
+    /// When the pool was last told that a second has passed.
+    second_ns: u64,
 }
 
 impl Ours {
@@ -50,7 +53,11 @@ impl Ours {
         let mut pool = Pool::new(config);
         let added = pool.add_range(ADDRESSES.start, ADDRESSES.end - ADDRESSES.start);
         debug_assert!(added, "an empty pool takes any whole granules");
-        Self { pool, meshes: false }
+        Self {
+            pool,
+            meshes: false,
+            second_ns: 0,
+        }
     }
 
     /// One that brings small blocks together whenever nothing happens: then all work is done and none is queued.
@@ -80,6 +87,14 @@ const fn mark(at_ns: u64) -> Mark {
 
 impl Policy for Ours {
     fn allocate(&mut self, request: Request) -> Result<u64, Refused> {
+        if request.now_ns.saturating_sub(self.second_ns) >= SECOND_NS {
+            // Nothing happened in seconds that were passed over.
+            let quiet = request.now_ns - self.second_ns >= 2 * SECOND_NS;
+            self.second_ns = request.now_ns;
+            for _ in 0..1 + u32::from(quiet) {
+                self.pool.second(u64::MAX);
+            }
+        }
         let mut asked = false;
         loop {
             let step = self.pool.allocate(pool::Request {

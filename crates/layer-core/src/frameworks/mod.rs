@@ -40,6 +40,9 @@ use tables::{AsOwner, Tables};
 /// What a program used in the last two of these is what it needs: longer than an iteration of a training loop.
 const PERIOD: Duration = Duration::from_secs(5);
 
+/// See [`ebb_alloc::pool::Pool::second`].
+const SECOND: Duration = Duration::from_secs(1);
+
 /// So many numbers of streams, and those that have ended are forgotten.
 const MANY: usize = 64;
 
@@ -74,8 +77,8 @@ struct One {
     extras: Mutex<FxHashMap<u64, Extra>>,
     marked: AtomicUsize,
     refused: AtomicU64,
-    /// When a period ended last.
-    ticked: Mutex<Instant>,
+    /// When a period ended last, and a second.
+    ticked: Mutex<(Instant, Instant)>,
 }
 
 /// All devices'.
@@ -288,17 +291,23 @@ pub(crate) fn after_quiet(core: &Core, device: usize, bytes: u64) {
     }
 }
 
-/// Of what [`make_room`] may give, what the pool has not needed in the last two periods.
-pub(crate) fn spare(core: &Core, device: usize) -> u64 {
+/// Of what [`make_room`] may give, what the pool has not needed in the last two periods; and how much more it would like to have than the
+/// `room` that it can have without anybody's losing it.
+pub(crate) fn spare(core: &Core, device: usize, room: u64) -> (u64, u64) {
     let Some(one) = core.frameworks.get(device) else {
-        return 0;
+        return (0, 0);
     };
     let mut ticked = one.ticked.lock().unwrap_or_else(PoisonError::into_inner);
-    if ticked.elapsed() >= PERIOD {
-        *ticked = Instant::now();
+    if ticked.0.elapsed() >= PERIOD {
+        ticked.0 = Instant::now();
         one.front.tick();
     }
-    one.front.spare()
+    let mut wish = 0;
+    if ticked.1.elapsed() >= SECOND {
+        ticked.1 = Instant::now();
+        wish = one.front.second(room).saturating_sub(room);
+    }
+    (one.front.spare(), wish)
 }
 
 /// A device's figures; `None` if nothing was allocated there.
@@ -351,7 +360,7 @@ impl Engine {
             extras: Mutex::default(),
             marked: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
-            ticked: Mutex::new(Instant::now()),
+            ticked: Mutex::new((Instant::now(), Instant::now())),
         });
         if let Some(other) = core.frameworks.put_first(device, &one) {
             return Ok(other);

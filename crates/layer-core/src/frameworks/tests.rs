@@ -578,13 +578,13 @@ fn a_trim_gives_back_what_nothing_lives_in() {
     let one = rig.engine.core.frameworks.get(rig.device).unwrap();
     one.front.flush(0);
     assert_eq!(
-        spare(&rig.engine.core, rig.device),
+        spare(&rig.engine.core, rig.device, 0).0,
         0,
         "it may be needed again in a moment"
     );
     one.front.tick();
     one.front.tick();
-    assert_eq!(spare(&rig.engine.core, rig.device), 9 * G);
+    assert_eq!(spare(&rig.engine.core, rig.device, 0).0, 9 * G);
     rig.engine.core.link.poke();
     daemon.wait_usage(|usage| {
         matches!(usage, ToDaemon::Usage { cached, allocated, .. } if *cached == Bytes(41 * G) && *allocated == Bytes(4 * G))

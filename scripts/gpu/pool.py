@@ -20,6 +20,9 @@ WORKS = {
 }
 
 
+WARM_SECONDS = 10
+
+
 class Side:
     """A warm process that computes when told to."""
 
@@ -65,9 +68,14 @@ def pairs_of(work, most, no_maps):
         steps = max(1, round(kit.args.window / own.step))
         if work == "shapes":
             steps = max(64, steps // 64 * 64)
-        pool.say(max(1, steps // 2), "seconds")
         own.say(max(1, steps // 2), "seconds")
-        before = pool.say("figures", "figures")
+        # Mappings and physical bytes, second by second: a pool that maps on and on grows a little, step by step.
+        warming, last = [], 0
+        for _ in range(WARM_SECONDS):
+            pool.say(max(1, round(1 / own.step)), "seconds")
+            before = pool.say("figures", "figures")
+            warming.append((before["map_calls"] - last, before["reserved"] // MIB))
+            last = before["map_calls"]
         ratios, times = [], []
         for i in range(2 if kit.args.quick else max(10, kit.args.pairs)):
             order = (own, pool) if i % 2 == 0 else (pool, own)
@@ -75,7 +83,7 @@ def pairs_of(work, most, no_maps):
             ratios.append(took[pool] / took[own])
             times.append((took[own], took[pool]))
         after, theirs = pool.say("figures", "figures"), own.say("figures", "figures")
-        RESULTS.setdefault("pool", {})[work] = {"steps": steps, "pairs": times, "ratios": ratios, "pool": after, "own": theirs}
+        RESULTS.setdefault("pool", {})[work] = {"steps": steps, "warming": warming, "pairs": times, "ratios": ratios, "pool": after, "own": theirs}
         middle, low, high = spread(ratios)
         row(f"{work}: step time, pool / own allocator", f"x {middle:.4f} (middle half {low:.4f} to {high:.4f}, {len(ratios)} pairs of {steps} steps, "
             f"{1e3 * statistics.median(t[0] for t in times) / steps:.3f} ms own)", f"<= {most}", middle <= most)

@@ -25,6 +25,9 @@ const MAX_BLOCKS: usize = 16384;
 const THREADS: u32 = 256;
 /// Words that the kernel writes for a block.
 const FOUND: usize = 5;
+/// What its variables take of the card, in the granules that the driver takes: all of the module but a little code.
+const WORTH: u64 =
+    ((MAX_BLOCKS * (16 + FOUND * 8) + (fingerprint::KEYS + NEAR_KEYS) * 4) as u64).next_multiple_of(2 << 20);
 
 /// What a device has for it.
 ///
@@ -101,16 +104,23 @@ impl Printing {
     /// The context is about to be destroyed.
     pub(crate) fn leave(&self, table: &DriverTable, context: CUcontext) {
         let mut loaded = self.loaded();
-        if let Some(here) = loaded.take_if(|loaded| loaded.context == context)
-            && let Ok(_scope) = Scope::enter(table, context)
-        {
-            unload(table, here.module);
+        if let Some(here) = loaded.take_if(|loaded| loaded.context == context) {
+            self.taken.store(0, Ordering::Relaxed);
+            if let Ok(_scope) = Scope::enter(table, context) {
+                unload(table, here.module);
+            }
         }
     }
 
     /// The context is gone, and the module with it.
     pub(crate) fn forget(&self, context: CUcontext) {
-        self.loaded().take_if(|loaded| loaded.context == context);
+        if self
+            .loaded()
+            .take_if(|loaded| loaded.context == context)
+            .is_some()
+        {
+            self.taken.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -203,12 +213,11 @@ impl CudaDevice {
             Ok(loaded)
         };
         let loaded = found().inspect_err(|_| unload(table, module))?;
-        // Others may take or give at the same time: no module is larger than this.
-        const MOST: u64 = 64 << 20;
+        // Nothing, where the driver had room for it. Others may take or give at the same time: no more than it can need.
         let taken = before.and_then(|before| Ok(beside::occupied(table)?.saturating_sub(before)));
         self.printing
             .taken
-            .store(taken.unwrap_or(0).min(MOST), Ordering::Relaxed);
+            .store(taken.unwrap_or(WORTH).min(WORTH), Ordering::Relaxed);
         Ok(loaded)
     }
 }

@@ -61,10 +61,12 @@ impl What {
     }
 }
 
-/// Deadlines of one allocation, set when first needed.
+/// How long one allocation waits.
 #[derive(Default)]
 struct Waiting {
-    full: Option<Instant>,
+    /// It has waited so long for the card, since it had lease for what it wants. Time at the gate, evicted perhaps, is no such time.
+    full: Duration,
+    /// A deadline, set when first needed.
     lease: Option<Instant>,
 }
 
@@ -122,10 +124,14 @@ fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocE
                 Ok(()) => continue,
                 Err(error) => error,
             },
-            Tried::Short(bytes) => match wait_for_lease(core, device, what.bytes(), bytes, &mut waiting) {
-                Ok(()) => continue,
-                Err(error) => error,
-            },
+            Tried::Short(bytes) => {
+                // Its lease went while it waited for the card: that begins anew.
+                waiting.full = Duration::ZERO;
+                match wait_for_lease(core, device, what.bytes(), bytes, &mut waiting) {
+                    Ok(()) => continue,
+                    Err(error) => error,
+                }
+            }
         };
         let room = !matches!(failed, AllocError::Bypass | AllocError::Size(_));
         if waited
@@ -389,14 +395,17 @@ fn pause_full(core: &Core, device: &Device, waiting: &mut Waiting) -> Result<(),
         // make room do so meanwhile.
         return Err(full);
     }
-    let deadline = *waiting
-        .full
-        .get_or_insert_with(|| Instant::now() + core.waits.alloc().max(core.config.full_wait));
-    let left = deadline.saturating_duration_since(Instant::now());
+    let left = core
+        .waits
+        .alloc()
+        .max(core.config.full_wait)
+        .saturating_sub(waiting.full);
     if left.is_zero() {
         return Err(full);
     }
+    let since = Instant::now();
     drop(device.wait_for(state, left.min(FULL_PAUSE)));
+    waiting.full += since.elapsed();
     Ok(())
 }
 

@@ -393,7 +393,7 @@ impl State {
             pinned: Bytes(
                 books.external + books.stuck + self.pool.pinned_bytes() + core.vmm.pinned_bytes(&self.pool),
             ),
-            overhead: Bytes(books.overhead),
+            overhead: Bytes(books.overhead + books.own),
             touches,
             allocations: self.pool.live_count(),
             managed: Bytes(books.managed),

@@ -275,7 +275,7 @@ fn write_device(core: &Core, device: &Device, json: &mut Json) {
         json.number("pushed", state.beside.pushed());
     });
     json.number("cached", books.cached);
-    json.number("overhead", books.overhead);
+    json.number("overhead", books.overhead + books.own);
     // What a reclaim could get, and what it could not, with reasons.
     json.number("releasable", movable_bytes(core, device, &state) + books.cached);
     json.array("pinned", |json| {

@@ -145,6 +145,30 @@ fn bug_011_what_the_driver_takes_by_itself_for_a_program_is_charged_and_given_ba
     assert_eq!(card(&snapshot).unmanaged, Bytes::ZERO);
 }
 
+/// The library waits for room on a card that is full by what its driver took, with lease for what it waits for: as much of the driver's part
+/// must not be hidden by that, or the card stays full for ever while the ledger has room.
+#[test]
+fn lease_that_nothing_uses_yet_hides_nothing_of_the_drivers_part() {
+    let nvml = Nvml::build(&[]);
+    nvml.say(Some((1000, 1000, 0)), &[]);
+    let daemon = nvml.daemon();
+    let mut process = daemon.process([0; 32]);
+    process.attach(Bytes::mib(1000), Bytes::ZERO, Bytes::ZERO);
+    assert!(process.alloc(Bytes::mib(400)));
+    let ask = process.ask(ask_kind::ALLOC, Bytes::mib(200), true);
+    let granted = process.answer();
+    assert!(
+        matches!(granted, ebb_protocol::ToLayer::Grant { ask: of, .. } if of == ask),
+        "{granted:?}"
+    );
+    nvml.say(Some((1000, 500, 0)), &[(process.pid(), 500)]);
+    let snapshot = daemon.until("100 MiB are found", |s| card(s).overhead == Bytes::mib(100));
+    assert_eq!(
+        (card(&snapshot).leased, card(&snapshot).free),
+        (Bytes::mib(600), Bytes::mib(300))
+    );
+}
+
 #[test]
 fn bug_005_memory_that_came_by_another_interface_counts_against_its_task_and_is_promised_to_nobody() {
     let nvml = Nvml::build(&[]);

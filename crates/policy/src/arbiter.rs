@@ -307,6 +307,18 @@ impl Arbiter {
         }
     }
 
+    /// A client's task may be above its limit for a while, if it is.
+    pub(crate) fn excuse_task(&mut self, client: ClientId) {
+        let Some((task, device)) = self.clients.get(&client).map(|c| (c.task, c.device)) else {
+            return;
+        };
+        if let Some(d) = self.devices.get_mut(&device)
+            && d.index.excess.contains(&task)
+        {
+            d.excused_tasks.insert(task);
+        }
+    }
+
     fn task_added(
         &mut self,
         task: TaskId,
@@ -385,10 +397,7 @@ impl Arbiter {
             return;
         }
         let limit = spec.limit.unwrap_or(Bytes::MAX);
-        let below = self
-            .devices
-            .keys()
-            .any(|d| self.live(task, *d) > limit && self.held(task, *d) > limit);
+        let below = self.devices.keys().any(|d| self.live(task, *d) > limit);
         self.edit_task(task, |t| {
             t.forced = below && (force || t.forced);
             t.spec = spec.clone();

@@ -699,8 +699,30 @@ impl Arbiter {
             .sum()
     }
 
+    /// The most that a task may hold on a device: its limit, or what it has, where the driver took more for it than there was room for. What was
+    /// evicted comes back all the same; only a limit that was lowered by force keeps memory off the device. No word of a client makes lease
+    /// alone pass the limit.
+    pub(crate) fn allowance(&self, task: TaskId, device: DeviceId) -> Bytes {
+        let t = &self.tasks[&task];
+        let Some(limit) = t.spec.limit else {
+            return Bytes::MAX;
+        };
+        let footprint = self.footprint(task, device);
+        if t.forced || footprint <= limit {
+            return limit;
+        }
+        let overhead: Bytes = self.of(task, device).map(|(_, c)| c.overhead).sum();
+        footprint.min(limit.saturating_add(overhead))
+    }
+
     /// How much more a task may hold on a device.
     pub(crate) fn limit_room(&self, task: TaskId, device: DeviceId) -> Bytes {
+        self.allowance(task, device)
+            .saturating_sub(self.held(task, device))
+    }
+
+    /// The same for new memory.
+    pub(crate) fn new_room(&self, task: TaskId, device: DeviceId) -> Bytes {
         self.tasks[&task].limit().saturating_sub(self.held(task, device))
     }
 

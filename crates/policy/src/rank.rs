@@ -212,7 +212,11 @@ impl Arbiter {
     pub(crate) fn candidate(&self, key: &RankKey) -> Candidate {
         let c = &self.clients[&key.client];
         let need = c.linked.need;
-        let later = c.away().saturating_sub(c.asked(AskKind::Restore));
+        // What it has lease for already is not missing: an order may bring less than its chunks were large.
+        let later = c
+            .away()
+            .saturating_sub(c.unused)
+            .saturating_sub(c.asked(AskKind::Restore));
         Candidate {
             client: key.client,
             task: c.task,

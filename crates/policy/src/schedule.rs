@@ -201,7 +201,7 @@ impl Arbiter {
 
     /// Why a restore has to wait for another limit, if it has.
     pub(crate) fn restore_over_limit(&self, client: &Client) -> Option<DenyReason> {
-        let limit = self.task_of(client).limit();
+        let limit = self.allowance(client.task, client.device);
         let asked = client.asked(AskKind::Restore);
         let charged = client.held();
         (charged.saturating_add(asked) > limit).then_some(DenyReason::OverLimit {
@@ -554,11 +554,12 @@ impl Arbiter {
         }
         let client = &self.clients[&c.client];
         let back = client.asked(AskKind::Restore);
+        let new_room = self.new_room(c.task, device);
         let mut left = room;
         let asks: Vec<(AskId, AskKind, Bytes)> = client.asks.iter().map(|a| (a.id, a.kind, a.left)).collect();
         for (ask, kind, bytes) in asks {
             let fits = match kind {
-                AskKind::Alloc => bytes <= left,
+                AskKind::Alloc => bytes <= left && bytes <= new_room,
                 AskKind::Restore => back <= room && bytes <= left,
             };
             if fits {
@@ -745,6 +746,8 @@ impl Arbiter {
         let Some((complete, served)) = granted.flatten() else {
             return;
         };
+        // What comes back may pass a limit that the driver's own memory has outgrown.
+        self.excuse_task(id);
         if served && gathered {
             self.set_gathering(device, None);
         }

@@ -164,7 +164,9 @@ impl Arbiter {
         let client = &self.clients[&id];
         let stuck = self.part_of(client).sums.stuck;
         let siblings = stuck.saturating_sub(client.stuck()).saturating_add(own);
-        let by_limit = self.task_of(client).limit().saturating_sub(siblings);
+        let by_limit = self
+            .allowance(client.task, client.device)
+            .saturating_sub(siblings);
         self.device_of(client)
             .managed()
             .saturating_sub(siblings)

@@ -279,7 +279,7 @@ impl Link {
             granularity: Bytes(device.memory.granularity()),
             lease: Bytes(books.lease),
             evicted: Bytes(books.evicted),
-            overhead: Bytes(books.overhead),
+            overhead: Bytes(books.overhead + books.own),
         });
         drop(state);
         // It sleeps without a timeout, and there is a deadline now.

@@ -19,6 +19,8 @@ pub(crate) struct Books {
     pub(crate) evicted: u64,
     /// What the driver takes for contexts and the like.
     pub(crate) overhead: u64,
+    /// What it takes for code of ours.
+    pub(crate) own: u64,
     /// Managed memory: charged, and the driver moves it by itself.
     pub(crate) managed: u64,
     /// The task's limit; the largest number if none.
@@ -40,6 +42,7 @@ impl Default for Books {
             allocated: 0,
             evicted: 0,
             overhead: 0,
+            own: 0,
             managed: 0,
             limit: u64::MAX,
             elsewhere: 0,
@@ -54,6 +57,7 @@ impl Books {
         self.allocated
             .saturating_add(self.external)
             .saturating_add(self.overhead)
+            .saturating_add(self.own)
             .saturating_add(self.managed)
             .saturating_add(self.elsewhere)
     }
@@ -69,6 +73,7 @@ impl Books {
             let total = self
                 .used
                 .saturating_add(self.overhead)
+                .saturating_add(self.own)
                 .saturating_add(self.elsewhere)
                 .saturating_add(len);
             return total.saturating_sub(self.limit).min(self.cached);

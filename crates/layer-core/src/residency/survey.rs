@@ -166,7 +166,14 @@ impl Survey {
     fn hear(&mut self, core: &Core, device: &Device, chunks: &[Readable], said: Said) -> bool {
         let prints = match said {
             Ok(prints) => {
-                device.lock().unprinted = false;
+                let own = device.memory.taken_besides();
+                let mut state = device.lock();
+                state.unprinted = false;
+                if std::mem::replace(&mut state.pool.books.own, own) != own {
+                    // The card has as much less for others, from now on.
+                    let usage = state.usage(core, core.touches(device.index));
+                    usage.into_iter().for_each(|usage| core.link.send(usage));
+                }
                 prints
             }
             Err(error) => {

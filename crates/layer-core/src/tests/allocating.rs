@@ -375,6 +375,46 @@ fn a_full_card_with_lease_is_tried_again_and_then_an_answer() {
     rig.assert_gone_after_detach();
 }
 
+/// The ledger had promised more than the card has, and takes the lease back from who cannot use it: what waits then waits for lease, in turn.
+/// When it has it again, a full card is as new as the first time.
+#[test]
+fn a_full_card_is_waited_for_anew_after_the_lease_was_taken_back() {
+    const FULL_WAIT: Duration = Duration::from_secs(2);
+    let daemon = Daemon::start(Script {
+        grant_allocs: false,
+        alloc_wait: Duration::from_millis(1),
+        alloc_wait_max: LONG,
+        ..Script::default()
+    });
+    let rig = Rig::with(Some(&daemon), Card::new(64 * G), 64 * G, G, |config| {
+        config.full_wait = FULL_WAIT;
+    });
+    let rig = Arc::new(rig);
+    assert!(rig.card.take(60 * G));
+    let waits = std::thread::spawn({
+        let rig = rig.clone();
+        move || rig.engine.alloc(rig.device, 20 * G, 1)
+    });
+    let tries = |n| {
+        let before = rig.fake.calls(Call::Create);
+        rig.until("more tries", |rig| rig.fake.calls(Call::Create) > before + n);
+    };
+    let (ask, bytes, _) = daemon.expect_ask(ask_kind::ALLOC);
+    daemon.grant(ask, bytes);
+    tries(0);
+    let full_since = Instant::now();
+    assert!(done(daemon.reclaim(bytes)));
+    let (ask, bytes, _) = daemon.expect_ask(ask_kind::ALLOC);
+    rig.until("longer than any full card is waited for", |_| {
+        full_since.elapsed() > FULL_WAIT
+    });
+    daemon.grant(ask, bytes);
+    tries(1);
+    rig.card.give(60 * G);
+    let ptr = waits.join().unwrap().unwrap();
+    rig.engine.free(ptr).unwrap();
+}
+
 /// A daemon that was there a moment ago may be slow, or be started again: neighbours that it told to make room do so
 /// meanwhile, and a full card is no final answer. Once it is gone for long, it is.
 #[test]

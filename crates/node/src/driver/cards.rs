@@ -8,6 +8,7 @@ use ebb_units::{Bytes, DeviceId, DeviceUuid, GRANULE};
 
 use super::Driver;
 use super::estates::Estate;
+use super::hidden::Reading;
 use super::strangers::Stranger;
 use crate::nvml::{Card, NvmlError};
 use crate::say;
@@ -39,8 +40,8 @@ pub(super) struct Device {
     overhang: Option<Bytes>,
     /// The least of that so far.
     measured: Option<Bytes>,
-    /// For each of our processes here, what NVML saw beyond its account, in the last sample.
-    excess: BTreeMap<u32, Bytes>,
+    /// For each of our processes here, the last that NVML said of it.
+    readings: BTreeMap<u32, Reading>,
     /// Who NVML showed here in the last sample, and since when.
     listed: BTreeMap<u32, Time>,
     /// Processes without an account here.
@@ -161,11 +162,11 @@ impl Driver {
         let held = self.held_by_pid(began);
         self.shrunk.forget(began);
         for card in cards {
-            self.see_card(&card, held.get(&card.uuid).cloned().unwrap_or_default());
+            self.see_card(&card, held.get(&card.uuid).cloned().unwrap_or_default(), began);
         }
     }
 
-    fn see_card(&mut self, card: &Card, ours: Ours) {
+    fn see_card(&mut self, card: &Card, ours: Ours, began: std::time::Instant) {
         let id = self
             .device_named(card.uuid)
             .unwrap_or_else(|| self.new_device(card.uuid));
@@ -246,14 +247,7 @@ impl Driver {
             device.unmanaged = bytes;
             strangers
         });
-        let mut excess = BTreeMap::new();
-        let last = std::mem::take(&mut device.excess);
-        for (pid, used) in card.processes.iter().flatten() {
-            if let Some(account) = ours.get(pid) {
-                excess.insert(*pid, used.saturating_sub(*account));
-            }
-        }
-        device.excess.clone_from(&excess);
+        let last = std::mem::take(&mut device.readings);
         let after = (device.capacity(), device.of_nobody());
         if let Some(strangers) = strangers {
             self.see_strangers(id, card, &strangers);
@@ -261,21 +255,25 @@ impl Driver {
         if before != after || before.0.is_zero() {
             self.feed_device(id);
         }
-        // What shows twice in a row is no matter of timing: the driver took it by itself.
-        for (pid, bytes) in excess {
-            let steady = last
-                .get(&pid)
-                .map_or(Bytes::ZERO, |last| (*last).min(bytes))
-                .round_down(GRANULE);
-            self.found_overhead(pid, id, steady);
+        // What the driver took for them by itself.
+        let mut readings = BTreeMap::new();
+        for (pid, used) in card.processes.iter().flatten() {
+            if let Some(account) = ours.get(pid) {
+                let mut reading = Reading::new(began, std::time::Instant::now(), *used, *account);
+                self.look_for_hidden(*pid, id, last.get(pid), &mut reading);
+                readings.insert(*pid, reading);
+            }
+        }
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.readings = readings;
         }
     }
 
     /// A process has sent so much off a card: what was seen of it before shows more than there is.
     pub(super) fn has_gone(&mut self, pid: u32, id: DeviceId, bytes: Bytes) {
         let device = self.devices.get_mut(&id);
-        if let Some(excess) = device.and_then(|device| device.excess.get_mut(&pid)) {
-            *excess = excess.saturating_sub(bytes);
+        if let Some(reading) = device.and_then(|device| device.readings.get_mut(&pid)) {
+            reading.gone(bytes);
         }
     }
 
@@ -328,7 +326,7 @@ impl Driver {
                 estate: Estate::default(),
                 overhang: None,
                 measured: None,
-                excess: BTreeMap::new(),
+                readings: BTreeMap::new(),
                 listed: BTreeMap::new(),
                 strangers: BTreeMap::new(),
             },

@@ -11,6 +11,7 @@ mod control;
 mod disk;
 mod estates;
 mod held;
+mod hidden;
 mod ipc;
 mod lodging;
 mod memory;

@@ -9,6 +9,7 @@ use ebb_protocol::wire::{ask_kind, outcome};
 use ebb_protocol::{ToDaemon, ToLayer};
 use ebb_units::{Bytes, ClientId, DeviceId, DeviceUuid, OrderId, TaskId};
 
+use super::hidden::Told;
 use super::{ConnId, Driver, PeerId, ProcessKey};
 use crate::{process, say};
 
@@ -48,6 +49,8 @@ pub(super) struct Client {
     touches: u64,
     /// Overhead that NVML saw beyond what the library knows of.
     pub extra: Bytes,
+    /// What it told lately that is on the card because of it.
+    pub there: Told,
     pub asks: BTreeSet<u64>,
     pub orders: BTreeSet<u64>,
     /// What was away at the end of the last release or restore.
@@ -547,6 +550,7 @@ impl Driver {
                 lenders: Vec::new(),
                 touches: 0,
                 extra: Bytes::ZERO,
+                there: Told::default(),
                 asks: BTreeSet::new(),
                 orders: BTreeSet::new(),
                 away: Bytes::ZERO,
@@ -555,6 +559,7 @@ impl Driver {
             if let Some(peer) = self.peers.get_mut(&peer) {
                 peer.clients.insert(device, client);
             }
+            self.note_told(peer, device);
             self.feed(Event::ClientJoined {
                 client: id,
                 task,

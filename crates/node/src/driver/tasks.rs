@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ebb_policy::{Event, Refusal, TaskSpec};
 use ebb_protocol::control::{Answer, Failure, NewTask, Payload};
-use ebb_units::{Bytes, ClientId, DeviceId, DeviceUuid, TaskId};
+use ebb_units::{Bytes, ClientId, DeviceUuid, TaskId};
 use rustix::event::epoll;
 use rustix::process::{Pid, PidfdFlags};
 
@@ -586,24 +586,6 @@ impl Driver {
             }
         }
         held
-    }
-
-    /// NVML sees more than a process accounts for: the driver's own memory for it.
-    pub(super) fn found_overhead(&mut self, pid: u32, device: DeviceId, bytes: Bytes) {
-        let Some(process) = self.by_pid.get(&pid).and_then(|key| self.processes.get(key)) else {
-            return;
-        };
-        let peers: Vec<PeerId> = process.peers.iter().copied().collect();
-        for peer in peers {
-            if let Some(client) = self.client_mut(peer, device) {
-                if client.extra != bytes {
-                    client.extra = bytes;
-                    self.mark(peer);
-                    self.feed_usage(peer, device);
-                }
-                return;
-            }
-        }
     }
 }
 

@@ -232,6 +232,7 @@ impl Driver {
 
     /// The client that a task's record calls down holds nothing, whatever its library says.
     pub(in crate::driver) fn feed_usage(&mut self, peer: PeerId, device: DeviceId) {
+        self.note_told(peer, device);
         let down = self.is_down(peer);
         let Some(client) = self.client_mut(peer, device) else {
             return;

@@ -140,7 +140,7 @@ impl CudaDevice {
             printing: Printing::default(),
         };
         let mut granularity = 0usize;
-        this.options.with(|extras| {
+        this.options.ask(|extras| {
             let prop = this.prop(extras);
             // SAFETY: valid places for the question and the answer.
             let answer = unsafe {
@@ -242,6 +242,18 @@ impl CudaDevice {
             rdma: false,
         });
         Ok(props_of(&self.prop(extras)))
+    }
+
+    /// Whether descriptors of our memory can be had; as long as none was made, whether it will be asked for.
+    #[must_use]
+    pub fn is_made_to_share(&self) -> bool {
+        self.options.gives().export
+    }
+
+    /// Whether network cards may use our memory, in the same sense.
+    #[must_use]
+    pub fn is_made_for_network_cards(&self) -> bool {
+        self.options.gives().rdma
     }
 
     fn prop(&self, extras: Extras) -> CUmemAllocationProp {

@@ -1,8 +1,8 @@
 //! What memory is made with beyond the plain: exportable by descriptor, and fit for network cards.
 //!
 //! Memory of `cuMemAlloc` has both, so memory that stands for it asks for both. Not every driver gives them: containers may
-//! forbid one, virtual machines the other. Which it gives is found out by the first call that succeeds; from then on an
-//! error is an error, and never a reason to make memory with less.
+//! forbid one, virtual machines the other. Which it gives is found out by the first memory that is made; from then on an
+//! error is an error, and never a reason to make memory with less. That a driver answers a question about such memory proves nothing.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -52,26 +52,44 @@ impl Options {
         }
     }
 
-    /// Makes a call with what the driver gives; if nobody knows yet what that is, with less and less.
+    /// Makes memory with what the driver gives; if nobody knows yet what that is, with less and less.
     pub(crate) fn with(
         &self,
+        call: impl FnMut(Extras) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        self.narrow(KNOWN, call)
+    }
+
+    /// Asks something about such memory, the same way.
+    pub(crate) fn ask(&self, call: impl FnMut(Extras) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+        self.narrow(0, call)
+    }
+
+    fn narrow(
+        &self,
+        proof: u8,
         mut call: impl FnMut(Extras) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let now = self.now.load(Ordering::Acquire);
         let first = call(Extras::of(now));
         if now & KNOWN != 0 || !first.is_err_and(is_refusal) {
             if first.is_ok() && now & KNOWN == 0 {
-                self.now.store(now | KNOWN, Ordering::Release);
+                self.now.store(now | proof, Ordering::Release);
             }
             return first;
         }
         for bits in [self.wanted & EXPORT, self.wanted & RDMA, 0] {
             if bits != now && call(Extras::of(bits)).is_ok() {
-                self.now.store(bits | KNOWN, Ordering::Release);
+                self.now.store(bits | proof, Ordering::Release);
                 return Ok(());
             }
         }
         first
+    }
+
+    /// What memory is asked for with now.
+    pub(crate) fn gives(&self) -> Extras {
+        Extras::of(self.now.load(Ordering::Acquire))
     }
 
     /// What the driver gives, if a call has shown it.
@@ -132,6 +150,20 @@ mod tests {
         );
         assert_eq!(asked, [both, export, export], "it is asked for once");
         assert_eq!(all.lacks(), "access by network cards");
+    }
+
+    #[test]
+    fn an_answer_about_memory_is_no_memory() {
+        let options = Options::new(true);
+        assert_eq!(options.ask(|_| Ok(())), Ok(()));
+        assert_eq!((options.known(), options.lacks()), (None, ""));
+        let made = options.with(|extras| if extras.rdma { Err(refused()) } else { Ok(()) });
+        assert_eq!(made, Ok(()));
+        assert_eq!(options.lacks(), "access by network cards");
+        assert_eq!(
+            options.known().map(|extras| (extras.export, extras.rdma)),
+            Some((true, false))
+        );
     }
 
     #[test]

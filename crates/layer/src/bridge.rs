@@ -46,7 +46,7 @@ pub(crate) struct Managed {
     pub(crate) facts: DeviceFacts,
     /// The engine's number, if the engine manages it.
     pub(crate) index: Option<usize>,
-    cuda: Option<Arc<CudaDevice>>,
+    pub(crate) cuda: Option<Arc<CudaDevice>>,
     contexts: Vec<CUcontext>,
     /// The one of them that belongs to the device, if the program holds it.
     primary: Option<CUcontext>,

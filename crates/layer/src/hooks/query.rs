@@ -199,7 +199,10 @@ fn attribute(
         CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Word(0),
         CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => Value::Word(u32::from(share::sync::is_set(allocation))),
         CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => Value::Word(u32::from(
-            allocation.pool == 0 && running.engine.contains(ptr) && running.engine.can_share(),
+            allocation.pool == 0
+                && running.engine.contains(ptr)
+                && running.engine.can_share()
+                && device.cuda.as_ref().is_some_and(|cuda| cuda.is_made_to_share()),
         )),
         // Far from the driver's own numbers.
         CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
@@ -213,7 +216,13 @@ fn attribute(
         CU_POINTER_ATTRIBUTE_MAPPED => Value::Word(1),
         CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => Value::Long(0),
         CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => Value::Long(allocation.pool),
-        CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => Value::Word(u32::from(device.facts.rdma)),
+        // What the memory is, not what the card could do: a transport that believes more falls back to copies without a word.
+        CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => Value::Word(u32::from(
+            device
+                .cuda
+                .as_ref()
+                .map_or(device.facts.rdma, |cuda| cuda.is_made_for_network_cards()),
+        )),
         CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => Value::Word(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE.0),
         // Of a newer driver, or of no use: its own answer.
         _ => return None,

@@ -1,6 +1,6 @@
 //! [`Chunks`]: physical memory, and which addresses it is mapped at.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
@@ -30,6 +30,8 @@ pub(super) struct Chunk {
     pub(super) state: State,
     /// Where it is mapped, home included.
     pub(super) maps: Vec<u64>,
+    /// Its place among the idle ones, if it is one.
+    place: usize,
 }
 
 impl Chunk {
@@ -50,8 +52,8 @@ pub(super) struct Chunks {
     chunks: FxHashMap<ChunkId, Chunk>,
     /// Every mapping, by address: length and chunk.
     maps: BTreeMap<u64, (u64, ChunkId)>,
-    /// Bytes and id.
-    idle: BTreeSet<(u64, ChunkId)>,
+    /// In no order.
+    idle: Vec<ChunkId>,
     idle_bytes: u64,
     /// Bytes of chunks that something lives in.
     active_bytes: u64,
@@ -72,6 +74,7 @@ impl Chunks {
                 exists: false,
                 state: State::Held,
                 maps: Vec::new(),
+                place: 0,
             },
         );
         id
@@ -121,28 +124,37 @@ impl Chunks {
         let Some(chunk) = self.chunks.get_mut(&id) else {
             return;
         };
-        match chunk.state {
+        let (len, place, before) = (chunk.len, chunk.place, chunk.state);
+        chunk.state = state;
+        if state == State::Idle {
+            chunk.place = self.idle.len();
+            self.idle.push(id);
+            self.idle_bytes += len;
+        }
+        match before {
             State::Idle => {
-                self.idle.remove(&(chunk.len, id));
-                self.idle_bytes -= chunk.len;
+                self.idle.swap_remove(place);
+                if let Some(moved) = self.idle.get(place).and_then(|id| self.chunks.get_mut(id)) {
+                    moved.place = place;
+                }
+                self.idle_bytes -= len;
             }
-            State::Active => self.active_bytes -= chunk.len,
+            State::Active => self.active_bytes -= len,
             State::Held => {}
         }
-        chunk.state = state;
-        match state {
-            State::Idle => {
-                self.idle.insert((chunk.len, id));
-                self.idle_bytes += chunk.len;
-            }
-            State::Active => self.active_bytes += chunk.len,
-            State::Held => {}
+        if state == State::Active {
+            self.active_bytes += len;
         }
     }
 
     /// The mappings that share an address with `[at, at + len)`, lowest first: start, length and chunk.
     pub(super) fn over(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, u64, ChunkId)> + '_ {
-        let first = self.maps.range(..=at).next_back().map_or(at, |(&start, _)| start);
+        // Mostly one begins there.
+        let first = if self.maps.contains_key(&at) {
+            at
+        } else {
+            self.maps.range(..at).next_back().map_or(at, |(&start, _)| start)
+        };
         self.maps
             .range(first..at + len)
             .map(|(&start, &(n, id))| (start, n, id))
@@ -170,9 +182,18 @@ impl Chunks {
         self.maps.get(&at).map(|(_, id)| *id)
     }
 
-    /// Idle chunks, the largest first.
-    pub(super) fn idle(&self) -> impl Iterator<Item = (u64, ChunkId)> + '_ {
-        self.idle.iter().rev().copied()
+    /// Idle chunks, in no order.
+    pub(super) fn idle(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> + '_ {
+        self.idle
+            .iter()
+            .filter_map(|id| Some((*id, self.chunks.get(id)?)))
+    }
+
+    /// Bytes and ids of idle chunks, the largest first.
+    pub(super) fn idle_by_size(&self) -> Vec<(u64, ChunkId)> {
+        let mut idle: Vec<(u64, ChunkId)> = self.idle().map(|(id, chunk)| (chunk.len, id)).collect();
+        idle.sort_unstable_by(|a, b| b.cmp(a));
+        idle
     }
 
     pub(super) const fn idle_bytes(&self) -> u64 {

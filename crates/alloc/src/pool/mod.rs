@@ -166,6 +166,8 @@ pub struct Pool {
     demand: [u64; 2],
     /// How much of what is idle the pool grows for.
     thrift: Thrift,
+    /// Room to write in, empty in between.
+    changed: Vec<ChunkId>,
 }
 
 impl Pool {
@@ -198,6 +200,7 @@ impl Pool {
             counters: Counters::default(),
             demand: [0; 2],
             thrift: Thrift::default(),
+            changed: Vec::new(),
         }
     }
 
@@ -599,17 +602,17 @@ impl Pool {
 
     /// Changes the state of chunks in these addresses, if it is the one that is asked for.
     fn set_all(&mut self, at: u64, len: u64, state: State, change: impl Fn(State, u64, u64) -> bool) {
-        let mut from = at;
-        while from < at + len {
-            let next = self.chunks.over(from, at + len - from).find(|&(start, n, id)| {
-                self.chunks
-                    .get(id)
-                    .is_some_and(|chunk| change(chunk.state, start, n))
-            });
-            let Some((start, n, id)) = next else { break };
+        let mut changed = std::mem::take(&mut self.changed);
+        let over = self.chunks.over(at, len).filter(|&(start, n, id)| {
+            self.chunks
+                .get(id)
+                .is_some_and(|chunk| change(chunk.state, start, n))
+        });
+        changed.extend(over.map(|(_, _, id)| id));
+        for id in changed.drain(..) {
             self.chunks.set(id, state);
-            from = start + n;
         }
+        self.changed = changed;
     }
 
     /// Frees the bytes of a block.
@@ -680,7 +683,7 @@ impl Pool {
     fn put_view(&mut self, id: ViewId, size: u64, len: u64, stream: Stream) -> Option<u64> {
         let view = self.views.get(id)?;
         let at = view.at;
-        for (home, n) in views::first(&view.extents, len) {
+        for (home, n) in views::first(&view.extents, len).collect::<Vec<_>>() {
             self.take(home, n);
         }
         self.views.enter(id);

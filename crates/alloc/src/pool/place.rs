@@ -169,11 +169,9 @@ impl Pool {
     /// A block in the oldest view of that size all of whose bytes are free and the stream's to use.
     fn ready_view(&mut self, size: u64, len: u64, align: u64, stream: Stream) -> Option<u64> {
         let most = self.config.up(len);
-        let (id, _) = self.views.ready(len, most).find(|(_, view)| {
+        let id = self.views.oldest_ready(len, most, |view| {
             view.at.is_multiple_of(align)
-                && views::first(&view.extents, len)
-                    .into_iter()
-                    .all(|(home, n)| self.usable_bytes(home, n, stream))
+                && views::first(&view.extents, len).all(|(home, n)| self.usable_bytes(home, n, stream))
         })?;
         self.put_view(id, size, len, stream)
     }
@@ -516,10 +514,8 @@ impl Pool {
             return gathered;
         }
         let mut runs: BTreeMap<u64, (u64, Vec<Idle>)> = BTreeMap::new();
-        for (len, id) in self.chunks.idle() {
-            let Some(home) = self.chunks.get(id).map(|chunk| chunk.home) else {
-                continue;
-            };
+        for (id, chunk) in self.chunks.idle() {
+            let (home, len) = (chunk.home, chunk.len);
             if let Some((start, run)) = self.runs.containing(home)
                 && run.owner.allows(stream)
             {

@@ -62,7 +62,7 @@ impl Pool {
         let mut left = bytes;
         let mut found = Vec::new();
         let mut smallest_larger = None;
-        for (len, id) in self.chunks.idle() {
+        for (len, id) in self.chunks.idle_by_size() {
             if left == 0 {
                 break;
             }

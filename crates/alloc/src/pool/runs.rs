@@ -265,8 +265,11 @@ impl Runs {
 
     /// The best fit for the stream among neighbours, each of which it may use, that would be long enough as one run.
     pub(super) fn neighbours(&self, stream: Stream, len: u64) -> Option<(u64, u64)> {
-        self.sizes
-            .get(&Owner::Stream(stream))?
+        // Runs of one owner do not touch: such neighbours are of both kinds, and to begin with those of the rarer kind finds all of them.
+        let own = self.sizes.get(&Owner::Stream(stream))?;
+        let anyone = self.sizes.get(&Owner::Anyone)?;
+        let rarer = if own.len() <= anyone.len() { own } else { anyone };
+        rarer
             .iter()
             .filter_map(|&(own, at)| {
                 let (mut start, mut end) = (at, at + own);

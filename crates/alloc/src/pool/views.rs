@@ -35,17 +35,13 @@ pub(super) struct View {
 }
 
 /// The first `len` bytes of these extents.
-pub(super) fn first(extents: &[(u64, u64)], len: u64) -> Vec<(u64, u64)> {
+pub(super) fn first(extents: &[(u64, u64)], len: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
     let mut rest = len;
-    let mut taken = Vec::with_capacity(extents.len());
-    for &(home, n) in extents {
-        if rest == 0 {
-            break;
-        }
-        taken.push((home, n.min(rest)));
-        rest -= n.min(rest);
-    }
-    taken
+    extents.iter().map_while(move |&(home, n)| {
+        let taken = n.min(rest);
+        rest -= taken;
+        (taken > 0).then_some((home, taken))
+    })
 }
 
 /// All views.
@@ -94,14 +90,17 @@ impl Views {
         id
     }
 
-    /// Views that no block lives in, of at least `len` bytes and at most `most`, the oldest first.
-    pub(super) fn ready(&self, len: u64, most: u64) -> impl Iterator<Item = (ViewId, &View)> {
-        let ids: BTreeSet<ViewId> = self
-            .ready
-            .range(len..=most)
-            .flat_map(|(_, ids)| ids.iter().copied())
-            .collect();
-        ids.into_iter().filter_map(|id| Some((id, self.views.get(&id)?)))
+    /// The oldest of the views that no block lives in, of at least `len` bytes and at most `most`, that is `fit`.
+    pub(super) fn oldest_ready(&self, len: u64, most: u64, fit: impl Fn(&View) -> bool) -> Option<ViewId> {
+        let mut oldest: Option<ViewId> = None;
+        for ids in self.ready.range(len..=most).map(|(_, ids)| ids) {
+            let older = ids
+                .iter()
+                .take_while(|id| oldest.is_none_or(|found| **id < found));
+            let found = older.copied().find(|id| self.views.get(id).is_some_and(&fit));
+            oldest = found.or(oldest);
+        }
+        oldest
     }
 
     pub(super) fn get(&self, id: ViewId) -> Option<&View> {
@@ -136,7 +135,7 @@ impl Views {
     /// Where the bytes are of a block at this address, if it lives in a view.
     pub(super) fn extents(&self, at: u64, len: u64) -> Option<Vec<(u64, u64)>> {
         let view = self.views.get(self.blocks.get(&at)?)?;
-        view.used.then(|| first(&view.extents, len))
+        view.used.then(|| first(&view.extents, len).collect())
     }
 
     /// The block at this address is gone. The mappings that nobody needs now.

@@ -4,8 +4,8 @@
 //!   0            header_len(bytes)
 //!   | table, hash | block | block | ...          every part begins on a page of the file
 //! ```
-//! A segment is cut into [`BLOCK`]s. Blocks of zeros are not stored, others as they are or packed by LZ4, whichever the
-//! writer chose. The table says where each one is and what its bytes hash to, under a key of that file and the block's
+//! A segment is cut into [`BLOCK`]s. Blocks of zeros are not stored, others as they are or packed ([`Packer`]), as the
+//! writer chose for each. The table says where each one is, how it is packed, and what its bytes hash to, under a key of that file and the block's
 //! own number, so that a block of another file, of another place or of an earlier time is not taken for it. The table is
 //! written last: a file without a whole table holds nothing.
 //!
@@ -16,9 +16,11 @@
 #![forbid(unsafe_code)]
 
 mod load;
+mod pack;
 mod table;
 
 pub use load::{LoadError, load};
+pub use pack::{Packer, Packing, Planes, Unpacker};
 pub use table::{Entry, FormError, Kind, Table, header_len};
 
 /// Bytes of a block; the last one of a segment may be shorter.
@@ -31,16 +33,6 @@ pub const PAGE: usize = 4096;
 #[must_use]
 pub const fn padded(len: usize) -> usize {
     len.next_multiple_of(PAGE)
-}
-
-/// Packs a block, if that makes it smaller by an eighth and by a page at least. What is packed is in `into`; `None`: store
-/// it as it is.
-pub fn pack(plain: &[u8], into: &mut Vec<u8>) -> Option<usize> {
-    into.resize(lz4_flex::block::get_maximum_output_size(plain.len()), 0);
-    let len = lz4_flex::block::compress_into(plain, into).ok()?;
-    into.truncate(len);
-    let worth = plain.len() - plain.len() / 8;
-    (padded(len) <= worth).then_some(len)
 }
 
 /// Whether a block is all zeros.
@@ -67,24 +59,5 @@ mod tests {
             assert!(!is_zero(&block), "at {at}");
             block[at] = 0;
         }
-    }
-
-    #[test]
-    fn only_what_gets_smaller_is_packed() {
-        let mut packed = Vec::new();
-        let half: Vec<u8> = (0..BLOCK)
-            .map(|i| if i < BLOCK / 2 { 0 } else { (i * 7) as u8 })
-            .collect();
-        assert!(pack(&half, &mut packed).is_some_and(|len| len == packed.len() && len < BLOCK / 2 + PAGE));
-        // A generator whose bytes look random.
-        let mut x = 1u64;
-        let noise: Vec<u8> = (0..BLOCK)
-            .map(|_| {
-                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (x >> 56) as u8
-            })
-            .collect();
-        assert_eq!(pack(&noise, &mut packed), None);
-        assert_eq!(pack(&[], &mut packed), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use crate::{BLOCK, padded};
+use crate::{BLOCK, Planes, Unpacker, padded};
 
 const MAGIC: [u8; 8] = *b"ebb-seg1";
 /// Magic, segment bytes, key, count.
@@ -32,8 +32,16 @@ pub enum FormError {
         wanted: u64,
     },
     /// An entry says what cannot be.
-    #[error("block {0} has an impossible place, length or kind")]
+    #[error("block {0} has an impossible place or length")]
     Entry(usize),
+    /// A later version may know it.
+    #[error("block {block} is packed in a way that this version does not know ({kind})")]
+    Packing {
+        /// Which block.
+        block: usize,
+        /// The number of that way.
+        kind: u32,
+    },
     /// A block is damaged.
     #[error("block {0} does not have the hash that it was written with")]
     BlockHash(usize),
@@ -48,6 +56,34 @@ pub enum Kind {
     Plain,
     /// Packed by LZ4.
     Lz4,
+    /// Packed by zstd, after its bytes were put into this order.
+    Zstd(Planes),
+}
+
+impl Kind {
+    /// Its number in a table. Numbers are never used for something else.
+    const fn number(self) -> u32 {
+        match self {
+            Self::Zero => 0,
+            Self::Plain => 1,
+            Self::Lz4 => 2,
+            Self::Zstd(Planes::One) => 3,
+            Self::Zstd(Planes::Two) => 4,
+            Self::Zstd(Planes::Four) => 5,
+        }
+    }
+
+    const fn of(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::Zero,
+            1 => Self::Plain,
+            2 => Self::Lz4,
+            3 => Self::Zstd(Planes::One),
+            4 => Self::Zstd(Planes::Two),
+            5 => Self::Zstd(Planes::Four),
+            _ => return None,
+        })
+    }
 }
 
 /// A block.
@@ -125,14 +161,9 @@ impl Table {
         out.extend(self.key.to_le_bytes());
         out.extend((self.entries.len() as u64).to_le_bytes());
         for entry in &self.entries {
-            let kind = match entry.kind {
-                Kind::Zero => 0u32,
-                Kind::Plain => 1,
-                Kind::Lz4 => 2,
-            };
             out.extend(entry.at.to_le_bytes());
             out.extend(entry.len.to_le_bytes());
-            out.extend(kind.to_le_bytes());
+            out.extend(entry.kind.number().to_le_bytes());
             out.extend(entry.hash.to_le_bytes());
         }
         out.extend(xxh3_64(&out).to_le_bytes());
@@ -165,13 +196,13 @@ impl Table {
         }
         let mut table = Self::new(bytes, key);
         for (block, raw) in head[HEAD..end].as_chunks::<ENTRY>().0.iter().enumerate() {
-            let entry = read_entry(raw).ok_or(FormError::Entry(block))?;
+            let entry = read_entry(raw).map_err(|kind| FormError::Packing { block, kind })?;
             let plain = table.plain_len(block);
             let len = entry.len as usize;
             let right = match entry.kind {
                 Kind::Zero => len == 0,
                 Kind::Plain => len == plain,
-                Kind::Lz4 => len > 0 && len < plain,
+                Kind::Lz4 | Kind::Zstd(_) => len > 0 && len < plain,
             };
             let first = header_len(bytes) as u64;
             let placed = entry.kind == Kind::Zero
@@ -190,18 +221,19 @@ impl Table {
     ///
     /// # Errors
     /// [`FormError::BlockHash`].
-    pub fn open(&self, block: usize, stored: &[u8], plain: &mut [u8]) -> Result<(), FormError> {
+    pub fn open(
+        &self,
+        block: usize,
+        stored: &[u8],
+        plain: &mut [u8],
+        unpacker: &mut Unpacker,
+    ) -> Result<(), FormError> {
         let wrong = FormError::BlockHash(block);
         let entry = self.entries.get(block).ok_or(wrong)?;
         match entry.kind {
             Kind::Zero => plain.fill(0),
             Kind::Plain => plain.copy_from_slice(stored.get(..plain.len()).ok_or(wrong)?),
-            Kind::Lz4 => {
-                let len = lz4_flex::block::decompress_into(stored, plain).map_err(|_| wrong)?;
-                if len != plain.len() {
-                    return Err(wrong);
-                }
-            }
+            Kind::Lz4 | Kind::Zstd(_) => unpacker.unpack(entry.kind, stored, plain).ok_or(wrong)?,
         }
         self.check(block, plain)
     }
@@ -220,19 +252,18 @@ impl Table {
     }
 }
 
-fn read_entry(raw: &[u8; ENTRY]) -> Option<Entry> {
-    let word = |at: usize| raw[at..at + 8].try_into().map(u64::from_le_bytes).ok();
-    let half = |at: usize| raw[at..at + 4].try_into().map(u32::from_le_bytes).ok();
-    Some(Entry {
-        at: word(0)?,
-        len: half(8)?,
-        kind: match half(12)? {
-            0 => Kind::Zero,
-            1 => Kind::Plain,
-            2 => Kind::Lz4,
-            _ => return None,
-        },
-        hash: word(16)?,
+/// An entry, or the number of a kind that is not known.
+fn read_entry(raw: &[u8; ENTRY]) -> Result<Entry, u32> {
+    let (at, rest) = raw.split_at(8);
+    let (len, rest) = rest.split_at(4);
+    let (kind, hash) = rest.split_at(4);
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    let half = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_le_bytes);
+    Ok(Entry {
+        at: word(at),
+        len: half(len),
+        kind: Kind::of(half(kind)).ok_or(half(kind))?,
+        hash: word(hash),
     })
 }
 
@@ -351,6 +382,26 @@ mod tests {
                 "{entry:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_kind_of_a_later_version_is_named() {
+        let mut bytes = some().encode();
+        let end = HEAD + ENTRY * some().blocks();
+        bytes[HEAD + 2 * ENTRY + 12] = 77;
+        let hash = xxh3_64(&bytes[..end]).to_le_bytes();
+        bytes[end..end + HASH].copy_from_slice(&hash);
+        let error = Table::decode(&bytes, BYTES).unwrap_err();
+        assert_eq!(error, FormError::Packing { block: 2, kind: 77 });
+        assert!(error.to_string().contains("does not know (77)"), "{error}");
+    }
+
+    #[test]
+    fn every_kind_has_a_number_of_its_own() {
+        for number in 0..6 {
+            assert_eq!(Kind::of(number).map(Kind::number), Some(number));
+        }
+        assert_eq!(Kind::of(6), None);
     }
 
     #[test]

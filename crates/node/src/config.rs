@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ebb_disk::Packing;
 use ebb_policy::{PolicyConfig, TaskSpec};
 use ebb_protocol::paths;
 use ebb_units::{Bytes, GRANULE, Priority};
@@ -110,8 +111,8 @@ pub struct DiskConfig {
     pub reserve: Bytes,
     /// What is off the card for so long is written, although nobody needs the host memory; `None`: never for that.
     pub after: Option<Duration>,
-    /// Pack what gets smaller by it.
-    pub compress: bool,
+    /// How what gets smaller by it is packed.
+    pub compress: Packing,
     /// Threads that write and read.
     pub threads: usize,
 }
@@ -591,8 +592,20 @@ struct RawDisk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Compress {
-    Off,
+    #[serde(alias = "off")]
+    None,
     Lz4,
+    Zstd,
+}
+
+impl From<Compress> for Packing {
+    fn from(compress: Compress) -> Self {
+        match compress {
+            Compress::None => Self::None,
+            Compress::Lz4 => Self::Lz4,
+            Compress::Zstd => Self::Zstd,
+        }
+    }
 }
 
 impl RawDisk {
@@ -619,7 +632,7 @@ impl RawDisk {
             limit: self.limit.map_or(Bytes::MAX, |s| s.0),
             reserve: self.reserve.map_or(Bytes::gib(10), |s| s.0),
             after: self.after.map_or(Some(Duration::from_secs(600)), |t| t.0),
-            compress: self.compress == Some(Compress::Lz4),
+            compress: self.compress.map_or(Packing::None, Packing::from),
             threads,
         }))
     }

@@ -41,7 +41,8 @@ pub use config::{
     ArenaConfig, Config, ConfigError, EventLogConfig, Scope, Surroundings, parse_duration, read_settings,
 };
 pub use daemon::{Daemon, Handle, StartError};
-pub use disk::{DiskPlan, DiskRates, measure_disk};
+pub use disk::{DiskContent, DiskPlan, DiskRates, PackedRates, measure_disk};
+pub use ebb_disk::Packing;
 pub use eventlog::{PolicyRecord, Record};
 pub use place::PlaceError;
 pub use replay::{Divergence, ReplayError, Report, replay};

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::{Args, ValueHint};
-use ebb_node::{DiskPlan, DiskRates, HostMemory, measure_disk};
+use clap::{Args, ValueEnum, ValueHint};
+use ebb_node::{DiskContent, DiskPlan, DiskRates, HostMemory, Packing, measure_disk};
 use ebb_units::{Bytes, GRANULE};
 use serde::Serialize;
 
@@ -17,6 +17,7 @@ use crate::error::{CliError, Result};
 Examples:
   ebb bench disk /var/cache
   ebb bench disk /mnt/nvme --bytes 16Gi --threads 8 --seconds 300 --json
+  ebb bench disk /mnt/nvme --compress none,lz4,zstd --content weights
 
 The limit is what the disk does with the same calls from the same threads, without hashing, copying and making segments.
 Files are removed at the end.")]
@@ -44,12 +45,54 @@ pub(crate) struct DiskArgs {
     /// Ends after so many seconds, with what was measured by then
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub seconds: u32,
-    /// Try to pack what is written
-    #[arg(long)]
-    pub compress: bool,
+    /// Pack what is written in this way; several: one after the other
+    #[arg(
+        long,
+        value_name = "HOW",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "none"
+    )]
+    pub compress: Vec<Compress>,
+    /// What is written: noise, which nobody can pack, or numbers as in the weights of a model (bfloat16)
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = Content::Noise)]
+    pub content: Content,
     /// One JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// How blocks are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Compress {
+    None,
+    Lz4,
+    Zstd,
+}
+
+impl From<Compress> for Packing {
+    fn from(compress: Compress) -> Self {
+        match compress {
+            Compress::None => Self::None,
+            Compress::Lz4 => Self::Lz4,
+            Compress::Zstd => Self::Zstd,
+        }
+    }
+}
+
+/// What is in the memory that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Content {
+    Noise,
+    Weights,
+}
+
+/// What packing makes of the bytes.
+#[derive(Debug, Serialize)]
+struct Stored {
+    compress: &'static str,
+    /// Bytes of the files over bytes of the segments.
+    ratio: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -59,6 +102,8 @@ struct Report {
     direct: bool,
     threads: u32,
     rounds: u32,
+    content: &'static str,
+    stored: Vec<Stored>,
     figures: Vec<Figure>,
 }
 
@@ -85,7 +130,11 @@ pub(crate) fn disk(args: &DiskArgs) -> Result<()> {
         segment,
         threads: args.threads as usize,
         rounds: args.rounds,
-        packed: args.compress,
+        packings: args.compress.iter().map(|how| (*how).into()).collect(),
+        content: match args.content {
+            Content::Noise => DiskContent::Noise,
+            Content::Weights => DiskContent::Weights,
+        },
         within: std::time::Duration::from_secs(args.seconds.into()),
     };
     let rates = measure_disk(&plan, &super::say)
@@ -97,7 +146,12 @@ pub(crate) fn disk(args: &DiskArgs) -> Result<()> {
         way: rates.way,
         direct: rates.direct,
         threads: args.threads,
-        rounds: u32::try_from(rates.load.len()).unwrap_or(args.rounds),
+        rounds: u32::try_from(rates.write.len()).unwrap_or(args.rounds),
+        content: match args.content {
+            Content::Noise => "noise",
+            Content::Weights => "weights",
+        },
+        stored: stored(&rates),
         figures: figures(args.bytes, rates),
     };
     let mut out = anstream::stdout();
@@ -112,27 +166,56 @@ pub(crate) fn disk(args: &DiskArgs) -> Result<()> {
             report.dir, report.way, report.threads, report.rounds
         )?;
         figure::write(&report.figures, &mut out)?;
+        for one in report.stored.iter().filter(|one| one.compress != "none") {
+            writeln!(
+                out,
+                "{} makes {:.1} % of {} of it",
+                one.compress,
+                100.0 * one.ratio,
+                report.content
+            )?;
+        }
     }
     Ok(())
 }
 
+fn stored(rates: &DiskRates) -> Vec<Stored> {
+    let ways = rates.ways.iter();
+    ways.map(|way| Stored {
+        compress: way.packing.name(),
+        ratio: way.stored,
+    })
+    .collect()
+}
+
+/// The rates of packed segments are of the segments' bytes, too: above 1 is a disk that packing makes faster.
 fn figures(bytes: Bytes, rates: DiskRates) -> Vec<Figure> {
-    vec![
-        Figure::rates(
-            "spill",
+    let (write, read) = (rates.write, rates.read);
+    let mut figures = Vec::new();
+    for way in rates.ways {
+        let (spill, load) = match way.packing {
+            Packing::None => ("spill", "load"),
+            Packing::Lz4 => ("spill, lz4", "load, lz4"),
+            Packing::Zstd => ("spill, zstd", "load, zstd"),
+        };
+        let (own_writes, own_reads) = ("the disk's own writes", "the disk's own reads");
+        figures.push(Figure::rates(
+            spill,
             bytes.0,
-            "the disk's own writes",
-            rates.spill,
-            rates.write,
-        ),
-        Figure::rates("load", bytes.0, "the disk's own reads", rates.load, rates.read),
-    ]
+            own_writes,
+            way.spill,
+            write.clone(),
+        ));
+        figures.push(Figure::rates(load, bytes.0, own_reads, way.load, read.clone()));
+    }
+    figures
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
+    use ebb_node::PackedRates;
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -144,9 +227,15 @@ mod tests {
     fn a_ratio_is_that_of_the_pairs() {
         let rates = DiskRates {
             write: vec![2.0, 4.0, 8.0],
-            spill: vec![1.0, 4.0, 8.0],
             read: vec![1.0],
-            load: vec![3.0],
+            ways: [Packing::None, Packing::Zstd]
+                .map(|packing| PackedRates {
+                    packing,
+                    spill: vec![1.0, 4.0, 8.0],
+                    load: vec![3.0],
+                    stored: 0.7,
+                })
+                .to_vec(),
             way: "x",
             direct: true,
         };
@@ -156,6 +245,8 @@ mod tests {
             (4.0, 4.0, 1.0)
         );
         assert_eq!(figures[1].ratio, 3.0);
+        let names: Vec<&str> = figures.iter().map(|figure| figure.what).collect();
+        assert_eq!(names, ["spill", "load", "spill, zstd", "load, zstd"]);
     }
 
     #[test]
@@ -174,6 +265,8 @@ mod tests {
             "2",
         ];
         assert!(disk(&line(&small)).is_ok());
+        let all = ["--compress", "none,lz4,zstd", "--content", "weights"];
+        assert!(disk(&line(&[&small[..], &all].concat())).is_ok());
         assert!(disk(&line(&["--bytes", "1Mi", "--segment", "2Mi"])).is_err());
         assert!(disk(&line(&["--bytes", "900Ti"])).is_err());
     }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ebb_disk::Packing;
 use ebb_policy::Time;
 use ebb_protocol::wire::SegmentInfo;
 use ebb_units::Bytes;
@@ -74,7 +75,7 @@ pub(super) struct Tier {
     limit: Option<Bytes>,
     /// Cold for so long: written although nobody needs the memory.
     after: Option<Duration>,
-    packed: bool,
+    packing: Packing,
     spills: usize,
     loads: usize,
     jobs_at_once: usize,
@@ -111,8 +112,8 @@ pub(crate) struct TierSettings {
     pub limit: Bytes,
     /// Written when cold for so long; `None`: only when somebody needs the memory.
     pub after: Option<Duration>,
-    /// Try to pack blocks.
-    pub packed: bool,
+    /// How blocks are packed.
+    pub packing: Packing,
     /// Threads that write and read.
     pub threads: usize,
 }
@@ -143,7 +144,7 @@ impl Arena {
     pub(crate) fn set_tier(&mut self, settings: TierSettings) {
         self.tier.limit = Some(settings.limit);
         self.tier.after = settings.after;
-        self.tier.packed = settings.packed;
+        self.tier.packing = settings.packing;
         self.tier.jobs_at_once = settings.threads * 2;
     }
 
@@ -271,7 +272,7 @@ impl Arena {
                 key,
                 bytes: segment.bytes,
                 memory,
-                packed: self.tier.packed,
+                packing: self.tier.packing,
                 off: segment.off.clone(),
             }));
         }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use ebb_disk::Packing;
 use proptest::prelude::*;
 
 use super::*;
@@ -82,7 +83,7 @@ impl Stage {
         arena.set_tier(TierSettings {
             limit: Bytes(SEGMENT.0 * 64),
             after: None,
-            packed: false,
+            packing: Packing::None,
             threads: 2,
         });
         arena
@@ -470,7 +471,7 @@ fn bug_109_what_has_been_cold_for_long_needs_no_host_memory() {
     stage.arena.set_tier(TierSettings {
         limit: Bytes::gib(1),
         after: Some(Duration::from_secs(60)),
-        packed: true,
+        packing: Packing::Zstd,
         threads: 2,
     });
     stage.arena.want(1, Bytes(SEGMENT.0 * 2), true);
@@ -576,7 +577,7 @@ fn the_limit_of_the_disk_holds() {
     stage.arena.set_tier(TierSettings {
         limit: SEGMENT,
         after: None,
-        packed: false,
+        packing: Packing::None,
         threads: 2,
     });
     stage.arena.want(1, Bytes(SEGMENT.0 * 2), true);

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ebb_disk::{BLOCK, Entry, FormError, Kind, PAGE, Table, header_len, is_zero, pack, padded};
+use ebb_disk::{
+    BLOCK, Entry, FormError, Kind, PAGE, Packer, Packing, Table, Unpacker, header_len, is_zero, padded,
+};
 use ebb_units::Bytes;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -170,12 +172,12 @@ pub(crate) fn spill(
     memory: impl AsFd,
     bytes: u64,
     file: BorrowedFd<'_>,
-    packed: bool,
+    packing: Packing,
     key: u64,
     off: &AtomicBool,
 ) -> Result<Written, Trouble> {
     let mut pipe = Pipe::new(lanes, file, Way::Write);
-    let result = spill_blocks(&mut pipe, memory.as_fd(), bytes, packed, key, off);
+    let result = spill_blocks(&mut pipe, memory.as_fd(), bytes, packing, key, off);
     if result.is_err() {
         pipe.drain();
     }
@@ -192,14 +194,14 @@ fn spill_blocks(
     pipe: &mut Pipe<'_>,
     memory: BorrowedFd<'_>,
     bytes: u64,
-    packed: bool,
+    packing: Packing,
     key: u64,
     off: &AtomicBool,
 ) -> Result<Written, Trouble> {
     let mut table = Table::new(bytes, key);
     let mut at = header_len(bytes) as u64;
     let mut written = Written::default();
-    let mut scratch = Vec::new();
+    let mut packer = Packer::new(packing);
     for block in 0..table.blocks() {
         if off.load(Ordering::Relaxed) {
             return Err(Trouble::CalledOff);
@@ -225,10 +227,11 @@ fn spill_blocks(
             });
             continue;
         }
-        let (kind, len) = match packed.then(|| pack(&place[..plain], &mut scratch)).flatten() {
-            Some(len) => {
-                place[..len].copy_from_slice(&scratch[..len]);
-                (Kind::Lz4, len)
+        let (kind, len) = match packer.pack(&place[..plain]) {
+            Some((kind, packed)) => {
+                let len = packed.len();
+                place[..len].copy_from_slice(packed);
+                (kind, len)
             }
             None => (Kind::Plain, plain),
         };
@@ -305,7 +308,7 @@ fn load_blocks(pipe: &mut Pipe<'_>, bytes: u64, memory: &Window, off: &AtomicBoo
         part.copy_from_slice(&pipe.lanes.place(0)[..part.len()]);
     }
     let table = Table::decode(&head, bytes)?;
-    let mut scratch = Vec::new();
+    let (mut scratch, mut unpacker) = (Vec::new(), Unpacker::default());
     let mut blocks = (0..table.blocks()).filter(|block| table.entries[*block].kind != Kind::Zero);
     loop {
         if off.load(Ordering::Relaxed) {
@@ -354,7 +357,7 @@ fn load_blocks(pipe: &mut Pipe<'_>, bytes: u64, memory: &Window, off: &AtomicBoo
             memory.write(at, &place[..plain_len]).map_err(Trouble::Memory)?;
         } else {
             scratch.resize(plain_len, 0);
-            table.open(block, &place[..entry.len as usize], &mut scratch)?;
+            table.open(block, &place[..entry.len as usize], &mut scratch, &mut unpacker)?;
             memory.write(at, &scratch).map_err(Trouble::Memory)?;
         }
     }

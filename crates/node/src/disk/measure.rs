@@ -7,9 +7,20 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ebb_disk::Packing;
 use ebb_units::Bytes;
 
 use super::{SegmentFile, Store, Trouble, copy, with_lanes};
+
+/// What is in the memory that is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskContent {
+    /// What nobody can pack.
+    #[default]
+    Noise,
+    /// Numbers as in the weights of a model: normally distributed, of two bytes (bfloat16).
+    Weights,
+}
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -24,8 +35,10 @@ pub struct DiskPlan {
     pub threads: usize,
     /// So often.
     pub rounds: u32,
-    /// Pack blocks.
-    pub packed: bool,
+    /// With blocks packed in each of these ways.
+    pub packings: Vec<Packing>,
+    /// What is in the memory.
+    pub content: DiskContent,
     /// Ends after so long, with what there is by then.
     pub within: Duration,
 }
@@ -35,16 +48,27 @@ pub struct DiskPlan {
 pub struct DiskRates {
     /// The disk's own: the same writes of the same memory.
     pub write: Vec<f64>,
-    /// Segments to files.
-    pub spill: Vec<f64>,
     /// The disk's own reads.
     pub read: Vec<f64>,
-    /// Files to new segments.
-    pub load: Vec<f64>,
+    /// With blocks packed in each of the ways, in the order of the plan.
+    pub ways: Vec<PackedRates>,
     /// By what calls.
     pub way: &'static str,
     /// Past the page cache.
     pub direct: bool,
+}
+
+/// Rates with blocks packed in one way: of the segments' bytes, not of the files'.
+#[derive(Clone, Debug, Default)]
+pub struct PackedRates {
+    /// The way.
+    pub packing: Packing,
+    /// Segments to files.
+    pub spill: Vec<f64>,
+    /// Files to new segments.
+    pub load: Vec<f64>,
+    /// Bytes of the files over bytes of the segments.
+    pub stored: f64,
 }
 
 /// Measures a disk. `say` hears what is being done, for a person who waits. What does not fit into the time is left out: later rounds,
@@ -65,6 +89,10 @@ pub fn measure_disk(plan: &DiskPlan, say: &dyn Fn(&str)) -> io::Result<DiskRates
     let began = Instant::now();
     let count = usize::try_from(plan.bytes.0.div_ceil(plan.segment.0)).unwrap_or(1);
     let mut segments: Vec<OwnedFd> = Vec::new();
+    let pool = match plan.content {
+        DiskContent::Noise => Vec::new(),
+        DiskContent::Weights => weights(),
+    };
     for seed in 0..count {
         say(&format!(
             "making {} of memory: segment {} of {count}",
@@ -72,7 +100,7 @@ pub fn measure_disk(plan: &DiskPlan, say: &dyn Fn(&str)) -> io::Result<DiskRates
             seed + 1
         ));
         let memory = crate::arena::make(plan.segment, false)?;
-        noise(&memory, plan.segment, seed as u64)?;
+        fill(&memory, plan.segment, seed as u64, &pool)?;
         segments.push(memory);
         // Half of the time for what is to be measured with it.
         if began.elapsed() > plan.within / 2 {
@@ -82,17 +110,25 @@ pub fn measure_disk(plan: &DiskPlan, say: &dyn Fn(&str)) -> io::Result<DiskRates
     let mut rates = DiskRates {
         way: super::way(),
         direct: copy::is_direct(store.create()?.ours.as_fd()),
+        ways: plan
+            .packings
+            .iter()
+            .map(|packing| PackedRates {
+                packing: *packing,
+                ..PackedRates::default()
+            })
+            .collect(),
         ..DiskRates::default()
     };
     let bytes = plan.segment.0;
     for round in 0..plan.rounds {
         // In the first round each part has its share of the time, so that all are measured.
-        let mut parts = 4;
+        let mut parts = 2 + 2 * u32::try_from(plan.packings.len()).unwrap_or(1);
         let mut until = |what: &str| {
             say(&format!("round {} of {}: {what}", round + 1, plan.rounds));
             let left = plan.within.saturating_sub(began.elapsed());
             let share = if round == 0 { left / parts } else { left };
-            parts -= 1;
+            parts = parts.saturating_sub(1).max(1);
             Instant::now() + share
         };
         let write = |_: &OwnedFd| {
@@ -101,32 +137,52 @@ pub fn measure_disk(plan: &DiskPlan, say: &dyn Fn(&str)) -> io::Result<DiskRates
             Ok(file)
         };
         let plain = on_all(plan.threads, &segments, until("the disk's own writes"), write)?;
-        let spill = |memory: &OwnedFd| {
-            let file = store.create().map_err(errno)?;
-            let (off, packed) = (AtomicBool::new(false), plan.packed);
-            with_lanes(|lanes| copy::spill(lanes, memory, bytes, file.ours.as_fd(), packed, 1, &off))?;
-            Ok(file)
-        };
-        let files = on_all(plan.threads, &segments, until("segments to files"), spill)?;
         let read = |file: &SegmentFile| {
             with_lanes(|lanes| copy::raw(lanes, file.ours.as_fd(), bytes, super::lanes::Way::Read))
         };
         let reads = on_all(plan.threads, &plain.done, until("the disk's own reads"), read)?;
-        // What is read into is the program's then: giving it back is no part of this, and comes after.
-        let load = |file: &SegmentFile| {
-            let memory = crate::arena::make_bare(plan.segment, false).map_err(Trouble::Memory)?;
-            let off = AtomicBool::new(false);
-            with_lanes(|lanes| copy::load(lanes, file.ours.as_fd(), bytes, &memory, &off))?;
-            Ok(memory)
-        };
-        let loads = on_all(plan.threads, &files.done, until("files to segments"), load)?;
         // A round that the end of the time cut short says less than one of a whole.
-        let whole = loads.done.len() == segments.len();
+        let mut whole = reads.done.len() == segments.len();
+        let own = (plain.rate(bytes), reads.rate(bytes));
+        drop(plain.done);
+        let mut ours = Vec::new();
+        for packing in &plan.packings {
+            let how = match packing {
+                Packing::None => String::new(),
+                packing => format!(", packed by {packing}"),
+            };
+            let spill = |memory: &OwnedFd| {
+                let file = store.create().map_err(errno)?;
+                let off = AtomicBool::new(false);
+                let written = with_lanes(|lanes| {
+                    copy::spill(lanes, memory, bytes, file.ours.as_fd(), *packing, 1, &off)
+                })?;
+                Ok((file, written.stored))
+            };
+            let until_spilt = until(&format!("segments to files{how}"));
+            let files = on_all(plan.threads, &segments, until_spilt, spill)?;
+            // What is read into is the program's then: giving it back is no part of this, and comes after.
+            let load = |(file, _): &(SegmentFile, u64)| {
+                let memory = crate::arena::make_bare(plan.segment, false).map_err(Trouble::Memory)?;
+                let off = AtomicBool::new(false);
+                with_lanes(|lanes| copy::load(lanes, file.ours.as_fd(), bytes, &memory, &off))?;
+                Ok(memory)
+            };
+            let until_loaded = until(&format!("files to segments{how}"));
+            let loads = on_all(plan.threads, &files.done, until_loaded, load)?;
+            whole &= loads.done.len() == segments.len();
+            let stored: u64 = files.done.iter().map(|(_, stored)| stored).sum();
+            let stored = stored as f64 / (bytes as f64 * files.done.len() as f64);
+            ours.push((files.rate(bytes), loads.rate(bytes), stored));
+        }
         if round == 0 || whole {
-            rates.write.push(plain.rate(bytes));
-            rates.spill.push(files.rate(bytes));
-            rates.read.push(reads.rate(bytes));
-            rates.load.push(loads.rate(bytes));
+            rates.write.push(own.0);
+            rates.read.push(own.1);
+            for (rates, (spill, load, stored)) in rates.ways.iter_mut().zip(ours) {
+                rates.spill.push(spill);
+                rates.load.push(load);
+                rates.stored = stored;
+            }
         }
         if !whole || began.elapsed() >= plan.within {
             break;
@@ -156,19 +212,53 @@ fn errno(e: io::Error) -> Trouble {
     Trouble::Disk(rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO))
 }
 
-/// Fills memory with what nobody can pack.
-fn noise(memory: &OwnedFd, bytes: Bytes, seed: u64) -> io::Result<()> {
-    let mut x = seed.wrapping_mul(2).wrapping_add(0x9E37_79B9_7F4A_7C15);
+/// A generator whose words look random.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(2).wrapping_add(0x9E37_79B9_7F4A_7C15))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+/// Weights to cut blocks from: of a normal distribution, and as many as no packer sees at once.
+fn weights() -> Vec<u8> {
+    const NUMBERS: usize = 8 << 20;
+    let mut random = Random::new(7);
+    let mut bytes = Vec::with_capacity(2 * NUMBERS);
+    for _ in 0..NUMBERS {
+        // The sum of many small ones.
+        let sum: u32 = random.next().to_le_bytes().map(u32::from).iter().sum();
+        let fine = (random.next() & 0xffff) as f32 / 65_536.0;
+        let number = (sum as f32 + fine - 1020.5) / 209.0 * 0.02;
+        bytes.extend(((number.to_bits() >> 16) as u16).to_le_bytes());
+    }
+    bytes
+}
+
+/// Fills memory: with parts of `pool`, from random places, or without one with what nobody can pack.
+fn fill(memory: &OwnedFd, bytes: Bytes, seed: u64, pool: &[u8]) -> io::Result<()> {
+    let mut random = Random::new(seed);
     let mut block = vec![0; 1 << 20];
     let mut at = 0;
     while at < bytes.0 {
-        for word in block.as_chunks_mut::<8>().0 {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            *word = x.to_le_bytes();
-        }
         let len = block.len().min(Bytes(bytes.0 - at).to_usize());
+        let places = pool.len().saturating_sub(block.len()) as u64;
+        if places > 0 {
+            let from = usize::try_from(random.next() % places).unwrap_or(0) & !3;
+            block.copy_from_slice(&pool[from..from + (1 << 20)]);
+        } else {
+            for word in block.as_chunks_mut::<8>().0 {
+                *word = random.next().to_le_bytes();
+            }
+        }
         at += rustix::io::pwrite(memory, &block[..len], at)? as u64;
     }
     Ok(())
@@ -221,20 +311,30 @@ fn on_all<T: Sync, R: Send>(
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_rate_is_measured_and_nothing_is_left() {
-        let dir = tempfile::tempdir().unwrap();
-        let plan = DiskPlan {
+    fn plan(dir: &tempfile::TempDir) -> DiskPlan {
+        DiskPlan {
             dir: dir.path().into(),
             bytes: Bytes::mib(8),
             segment: Bytes::mib(4),
             threads: 2,
             rounds: 2,
-            packed: false,
+            packings: vec![Packing::None],
+            content: DiskContent::Noise,
             within: Duration::from_secs(60),
-        };
-        let rates = measure_disk(&plan, &|_| {}).unwrap();
-        for rate in [&rates.write, &rates.spill, &rates.read, &rates.load] {
+        }
+    }
+
+    fn all(rates: &DiskRates) -> Vec<&Vec<f64>> {
+        let ours = rates.ways.iter().flat_map(|way| [&way.spill, &way.load]);
+        [&rates.write, &rates.read].into_iter().chain(ours).collect()
+    }
+
+    #[test]
+    fn every_rate_is_measured_and_nothing_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let rates = measure_disk(&plan(&dir), &|_| {}).unwrap();
+        assert_eq!(all(&rates).len(), 4);
+        for rate in all(&rates) {
             assert!(
                 rate.len() == 2 && rate.iter().all(|rate| *rate > 0.0),
                 "{rates:?}"
@@ -244,20 +344,35 @@ mod tests {
     }
 
     #[test]
+    fn weights_are_packed_by_zstd_and_by_nobody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = DiskPlan {
+            packings: Packing::ALL.to_vec(),
+            content: DiskContent::Weights,
+            ..plan(&dir)
+        };
+        let rates = measure_disk(&plan, &|_| {}).unwrap();
+        let stored: Vec<f64> = rates.ways.iter().map(|way| way.stored).collect();
+        assert!(stored[0] > 1.0 && stored[1] > 1.0, "{stored:?}");
+        assert!(stored[2] < 0.8, "{stored:?}");
+        for rate in all(&rates) {
+            assert!(rate.len() == 2 && rate.iter().all(|rate| *rate > 0.0));
+        }
+    }
+
+    #[test]
     fn without_any_time_each_is_measured_once_with_what_every_thread_began() {
         let dir = tempfile::tempdir().unwrap();
         let plan = DiskPlan {
-            dir: dir.path().into(),
             bytes: Bytes::mib(64),
             segment: Bytes::mib(2),
-            threads: 2,
             rounds: 50,
-            packed: false,
             within: Duration::ZERO,
+            ..plan(&dir)
         };
         let said = std::cell::RefCell::new(Vec::new());
         let rates = measure_disk(&plan, &|text| said.borrow_mut().push(text.to_owned())).unwrap();
-        for rate in [&rates.write, &rates.spill, &rates.read, &rates.load] {
+        for rate in all(&rates) {
             assert!(rate.len() == 1 && rate[0] > 0.0, "{rates:?}");
         }
         assert!(said.borrow().iter().any(|text| text.contains("round 1 of 50")));

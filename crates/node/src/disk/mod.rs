@@ -22,11 +22,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use ebb_disk::Packing;
 use ebb_units::Bytes;
 
 pub(crate) use copy::{Trouble, Written};
 use lanes::{Lanes, Plain};
-pub use measure::{DiskPlan, DiskRates, measure_disk};
+pub use measure::{DiskContent, DiskPlan, DiskRates, PackedRates, measure_disk};
 use ring::Ring;
 pub(crate) use store::{SegmentFile, Store, taken};
 
@@ -38,7 +39,7 @@ pub(crate) enum Job {
         key: u64,
         bytes: Bytes,
         memory: Arc<OwnedFd>,
-        packed: bool,
+        packing: Packing,
         off: Arc<AtomicBool>,
     },
     /// Read one back into new memory.
@@ -106,11 +107,11 @@ impl Job {
                 key,
                 bytes,
                 memory,
-                packed,
+                packing,
                 off,
             } => {
                 let result = match store {
-                    Some(store) => spill(store, &memory, bytes, packed, &off),
+                    Some(store) => spill(store, &memory, bytes, packing, &off),
                     None => Err(Trouble::CalledOff),
                 };
                 Done::Spilled { key, off, result }
@@ -145,7 +146,7 @@ fn spill(
     store: &Store,
     memory: &OwnedFd,
     bytes: Bytes,
-    packed: bool,
+    packing: Packing,
     off: &AtomicBool,
 ) -> Result<(SegmentFile, Written), Trouble> {
     let disk = |e: std::io::Error| {
@@ -157,6 +158,6 @@ fn spill(
     let file = store.create().map_err(disk)?;
     let key = RandomState::new().hash_one(bytes.0);
     let written =
-        with_lanes(|lanes| copy::spill(lanes, memory, bytes.0, file.ours.as_fd(), packed, key, off))?;
+        with_lanes(|lanes| copy::spill(lanes, memory, bytes.0, file.ours.as_fd(), packing, key, off))?;
     Ok((file, written))
 }

@@ -63,7 +63,7 @@ pub(super) fn settings(disk: &crate::config::DiskConfig) -> TierSettings {
     TierSettings {
         limit: disk.limit,
         after: disk.after,
-        packed: disk.compress,
+        packing: disk.compress,
         threads: disk.threads,
     }
 }

@@ -20,6 +20,7 @@ BENCHES = {
     "clean": (["--bytes", "16Gi", "--rounds", "5"], ["--bytes", "4Gi"], 60, {}, {"clean, time": 0.0175}),
     "hibernate, ring": (["--bytes", "16Gi", "--rounds", "3", "--ring"], None, 120, {}, {}),
     "disk": (["WORK", "--bytes", "8Gi"], ["WORK", "--bytes", "1Gi"], 120, {"spill": 0.9, "load": 0.9}, {}),
+    "disk, weights": (["WORK", "--bytes", "2Gi", "--rounds", "2", "--compress", "none,lz4,zstd", "--content", "weights"], None, 90, {}, {}),
     # From 1 GiB up to what is named here, and in 1, 2, 4, ... programs: the second one has small programs, as many as the card has contexts for.
     "curve, sizes": (["--curve", "--bytes", "96Gi", "--rounds", "1"], None, 240, {}, {}),
     "curve, programs": (["--curve", "--bytes", "64Gi", "--rounds", "1"], None, 240, {}, {}),

@@ -552,6 +552,7 @@ impl Arbiter {
                 from.lease = from.lease.saturating_sub(bytes);
                 from.pinned = from.pinned.saturating_sub(bytes);
                 from.unused = from.unused.min(from.lease);
+                from.idle_lease = from.idle_lease.min(from.lease);
                 from.incoming = from.incoming.min(from.lease);
             });
         }
@@ -588,7 +589,8 @@ impl Arbiter {
             c.pinned = usage.pinned;
             c.evicted = usage.evicted;
             c.incoming = c.incoming.min(usage.evicted).min(idle_lease);
-            c.unused = idle_lease.saturating_sub(c.incoming).saturating_add(usage.cached);
+            c.idle_lease = idle_lease.saturating_sub(c.incoming);
+            c.unused = c.idle_lease.saturating_add(usage.cached);
             c.clean = usage.clean;
             c.restore_over()
         });

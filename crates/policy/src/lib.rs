@@ -71,7 +71,7 @@ mod view;
 mod waiting;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
-pub const RULES: u32 = 8;
+pub const RULES: u32 = 9;
 
 pub use action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;

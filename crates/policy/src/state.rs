@@ -621,7 +621,9 @@ pub(crate) struct Client {
     /// Granted for evicted bytes that are not known to be back yet.
     pub(crate) incoming: Bytes,
     pub(crate) pinned: Bytes,
-    /// Lease that nothing uses, by its last account.
+    /// Lease with no memory behind it that nothing is coming back into.
+    pub(crate) idle_lease: Bytes,
+    /// Lease that nothing uses, by its last account: that, and what lies in pools.
     pub(crate) unused: Bytes,
     /// Lease whose bytes host memory has as they are, as far as it believes.
     pub(crate) clean: Bytes,
@@ -678,6 +680,7 @@ impl Client {
             incoming: Bytes::ZERO,
             pinned: Bytes::ZERO,
             unused: Bytes::ZERO,
+            idle_lease: Bytes::ZERO,
             clean: Bytes::ZERO,
             asks: Vec::new(),
             order: None,
@@ -710,6 +713,7 @@ impl Client {
     pub(crate) fn give_back(&mut self, bytes: Bytes) {
         self.lease = self.lease.saturating_sub(bytes);
         self.unused = self.unused.saturating_sub(bytes);
+        self.idle_lease = self.idle_lease.saturating_sub(bytes);
         self.clean = self.clean.min(self.lease);
         self.incoming = self.incoming.min(self.lease);
     }
@@ -760,10 +764,13 @@ impl Client {
         self.fixed().saturating_add(self.pinned.min(self.lease))
     }
 
-    /// Bytes that need lease before the client can run again.
+    /// Bytes that need lease before the client can run again. A chunk may be more than was ordered of it: then the client keeps lease
+    /// that nothing uses, asks for so much less when the chunk is to come back, and would be taken for one that never fits
+    /// if that counted twice.
     pub(crate) fn away(&self) -> Bytes {
         self.evicted
             .saturating_sub(self.incoming)
+            .saturating_sub(self.idle_lease)
             .max(self.asked(AskKind::Restore))
     }
 

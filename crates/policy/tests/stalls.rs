@@ -213,3 +213,35 @@ fn a_rank_that_waits_on_another_card_explains_it_as_well() {
     assert_eq!((got, d.granted(1, a)), (gib(10), gib(0)));
     assert_eq!(d.client(2).device, GPU);
 }
+
+/// Chunks are larger than what is ordered of them: a client then holds lease that nothing uses, and asks for so much less when they are to
+/// come back. That counted twice, as lease and as what is away, and who filled the card was taken for one that could never be served.
+#[test]
+fn a_restore_into_lease_that_is_left_over_is_possible() {
+    let mut desk = Desk::new(100);
+    desk.job(1, spec(), 96);
+    desk.job(2, spec(), 0);
+    let used = |resident, evicted| Usage {
+        resident: gib(resident),
+        evicted: gib(evicted),
+        ..Usage::default()
+    };
+    desk.usage(1, used(96, 0));
+    desk.pass(seconds(5));
+    desk.alloc(2, 40);
+    let (order, wanted, ..) = desk.order_to(1);
+    assert_eq!(wanted, gib(36));
+    // It has three chunks of 32, of which two go.
+    desk.progress(1, order, 36);
+    desk.usage(1, used(32, 64));
+    desk.done(1, order, Outcome::Done, 64);
+    desk.usage(2, used(40, 0));
+    desk.usage(1, used(32, 64));
+    desk.pass(seconds(5));
+    // With the 28 that are left over, 36 more are enough, and the second one idles.
+    let ask = desk.restore(1, 36);
+    let (order, wanted, ..) = desk.order_to(2);
+    assert_eq!(wanted, gib(36));
+    desk.obey(2, order, 36);
+    assert_eq!(desk.granted(1, ask), gib(36));
+}

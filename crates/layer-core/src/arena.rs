@@ -18,6 +18,7 @@
 mod pinning;
 mod ring;
 mod rooms;
+mod shunned;
 mod tier;
 mod transfer;
 

@@ -26,6 +26,7 @@ use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::{LodgedAt, feature};
 use ebb_units::{Bytes, DeviceUuid};
 
+use super::shunned::Shunned;
 use crate::core::Core;
 use crate::device::Device;
 
@@ -82,6 +83,10 @@ struct Home {
     /// The daemon's number of the device, while it serves it.
     slot: Option<u32>,
     lenders: BTreeMap<DeviceUuid, Props>,
+    /// Those of them that a copy failed to or from.
+    shunned: Shunned,
+    /// Those that the daemon knows of.
+    told: Vec<DeviceUuid>,
     /// The daemon was asked and has not answered.
     asking: bool,
     /// An eviction is under way that has use for what is lent.
@@ -99,6 +104,28 @@ impl Home {
         (self.slot, self.asking) = (None, false);
         self.spare.clear();
         self.wanted.clear();
+    }
+
+    /// The lenders that bytes may go to now.
+    fn open(&self, now: Instant) -> Vec<DeviceUuid> {
+        let lenders = self.lenders.keys().copied();
+        lenders.filter(|lender| !self.shunned.has(*lender, now)).collect()
+    }
+
+    /// Has the daemon know to whom bytes may go now. Whether there is anybody.
+    fn tell_open(&mut self, core: &Core, device: u32) -> bool {
+        let open = self.open(Instant::now());
+        if open.is_empty() {
+            return false;
+        }
+        if open != self.told {
+            self.told.clone_from(&open);
+            core.link.send(ToDaemon::LodgingLenders {
+                device,
+                lenders: open,
+            });
+        }
+        true
     }
 
     fn wants(&self, lender: DeviceUuid) -> bool {
@@ -173,7 +200,8 @@ impl Rooms {
         home.asking = false;
         home.spare.clear();
         home.wanted.clear();
-        let lenders: Vec<DeviceUuid> = home.lenders.keys().copied().collect();
+        let lenders = home.open(Instant::now());
+        home.told.clone_from(&lenders);
         let mut held: BTreeMap<DeviceUuid, u64> = BTreeMap::new();
         for room in books.rooms.values().filter(|room| room.home == device.index) {
             *held.entry(room.lender).or_default() += room.len;
@@ -220,6 +248,9 @@ impl Rooms {
             let Some(slot) = home.slot else {
                 return 0;
             };
+            if !home.tell_open(core, slot) {
+                return 0;
+            }
             home.evicting = true;
             if !std::mem::replace(&mut home.asking, true) {
                 core.link.send(ToDaemon::LodgingAsk {
@@ -261,7 +292,7 @@ impl Rooms {
             let mut books = self.lock();
             let home = books.homes.entry(device.index).or_default();
             home.asking = false;
-            if home.evicting && home.lenders.contains_key(&lender) {
+            if home.evicting && home.open(Instant::now()).contains(&lender) {
                 *home.spare.entry(lender).or_default() += bytes;
             } else {
                 // Too late, or a card that nobody here knows.
@@ -426,6 +457,30 @@ impl Rooms {
             if let Some(home) = books.homes.get_mut(&room.home) {
                 home.not_before = None;
             }
+        }
+    }
+
+    /// A copy to a room failed, or from one: nothing goes to that card for a while. What is lent there and not used goes back.
+    pub(crate) fn shun(&self, core: &Core, piece: &Piece) {
+        let mut guard = self.lock();
+        let books = &mut *guard;
+        if let Some(room) = books.rooms.get(&piece.segment)
+            && let Some(home) = books.homes.get_mut(&room.home)
+        {
+            home.shunned.failed(room.lender, Instant::now());
+            let unused = home.spare.remove(&room.lender).unwrap_or(0);
+            home.left(core, room.lender, unused);
+        }
+    }
+
+    /// A copy to a room succeeded.
+    pub(crate) fn worked(&self, piece: &Piece) {
+        let mut guard = self.lock();
+        let books = &mut *guard;
+        if let Some(room) = books.rooms.get(&piece.segment)
+            && let Some(home) = books.homes.get_mut(&room.home)
+        {
+            home.shunned.worked(room.lender, Instant::now());
         }
     }
 

@@ -20,6 +20,7 @@ use crate::{beside, frameworks, steps, streamed};
 
 /// A chunk whose copy is under way, or that needs none.
 struct Leaving {
+    chunk: Chunk,
     out: Out,
     /// Where its bytes are when the transfer is over.
     copy: HostCopy,
@@ -364,6 +365,10 @@ fn copy_out(
                             result = Some(outcome::NO_ROOM);
                         }
                     }
+                    Begun::Again => {
+                        feed.put_back(id);
+                        continue;
+                    }
                     Begun::Failed => result = Some(outcome::FAILED),
                 },
                 None if more && under_way.is_empty() => {
@@ -380,8 +385,10 @@ fn copy_out(
             }
             continue;
         };
-        if !finish(core, device, chunk, done) {
-            result = Some(outcome::FAILED);
+        match finish(core, device, chunk, done) {
+            Finished::Gone => {}
+            Finished::Again(chunk) => feed.put_back(chunk),
+            Finished::Stands => result = Some(outcome::FAILED),
         }
         core.arena.copied(core);
         device.lock().give_lease(core, order, left);
@@ -395,7 +402,17 @@ enum Begun {
     Gone,
     /// The arena has no room for so many bytes.
     NoRoom(u64),
+    /// Not to another card: the next try goes by the host.
+    Again,
     Failed,
+}
+
+/// What became of a chunk whose copy was under way.
+enum Finished {
+    Gone,
+    /// It is still there, and may go by the host.
+    Again(Chunk),
+    Stands,
 }
 
 fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut Done) -> Begun {
@@ -415,6 +432,7 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
     };
     if runs.is_empty() {
         return Begun::UnderWay(Leaving {
+            chunk,
             out,
             copy,
             transfer: None,
@@ -441,6 +459,7 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
         .transfer(device, Direction::Out, at, &copy.pieces, &runs)
     {
         Ok(transfer) => Begun::UnderWay(Leaving {
+            chunk,
             out,
             copy,
             transfer: Some(transfer),
@@ -448,10 +467,17 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
         }),
         Err(error) => {
             note_error(core, device, "copying out", error);
+            let again = is_links_fault(core, &copy, error);
             stay(core, device, out, &copy, true);
-            Begun::Failed
+            if again { Begun::Again } else { Begun::Failed }
         }
     }
+}
+
+/// A copy failed: whether it was one to another card, which is not asked again then. Chunks that did not get there go by the host.
+fn is_links_fault(core: &Core, copy: &HostCopy, error: DeviceError) -> bool {
+    let room = room_of(&copy.pieces).filter(|_| error != DeviceError::Gone);
+    room.inspect(|room| core.arena.rooms.shun(core, room)).is_some()
 }
 
 /// Makes the room on another card that a copy is to go to. If the driver does not give it, host memory has to do; `false` if there is
@@ -536,20 +562,29 @@ fn stay(core: &Core, device: &Device, out: Out, copy: &HostCopy, unsure: bool) {
     device.wake();
 }
 
-/// Waits for a copy, then lets the chunk's memory go. `false` if the chunk is still there.
-fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool {
+/// Waits for a copy, then lets the chunk's memory go.
+fn finish(core: &Core, device: &Device, leaving: Leaving, done: &mut Done) -> Finished {
     let Leaving {
+        chunk,
         out,
         copy,
         transfer,
         copied,
-    } = chunk;
-    if let Some(transfer) = transfer
-        && let Err(error) = transfer.wait(&core.arena, &*device.memory)
-    {
-        note_error(core, device, "copying out", error);
-        stay(core, device, out, &copy, true);
-        return false;
+    } = leaving;
+    if let Some(transfer) = transfer {
+        if let Err(error) = transfer.wait(&core.arena, &*device.memory) {
+            note_error(core, device, "copying out", error);
+            let again = is_links_fault(core, &copy, error);
+            stay(core, device, out, &copy, true);
+            return if again {
+                Finished::Again(chunk)
+            } else {
+                Finished::Stands
+            };
+        }
+        if let Some(room) = room_of(&copy.pieces) {
+            core.arena.rooms.worked(room);
+        }
     }
     let zero: u64 = copy.zeros(out.len).iter().map(|(_, len)| len).sum();
     let unchanged = if out.written { out.len - copied - zero } else { 0 };
@@ -563,20 +598,20 @@ fn finish(core: &Core, device: &Device, chunk: Leaving, done: &mut Done) -> bool
         done.zero += zero;
         done.unchanged += unchanged;
     }
-    let gone = match down {
-        Ok(()) => true,
+    let finished = match down {
+        Ok(()) => Finished::Gone,
         Err(Undone::Stands(doing, error, copy)) => {
             core.arena.give_back(&copy.pieces);
             note_error(core, device, doing, error);
-            false
+            Finished::Stands
         }
         Err(Undone::Stuck(doing, error)) => {
             note_error(core, device, doing, error);
-            false
+            Finished::Stands
         }
     };
     device.wake();
-    gone
+    finished
 }
 
 /// Waits for room in the arena that was asked for, as long as more keeps coming. `false` if none came in time.

@@ -125,11 +125,38 @@ fn a_copy_that_fails_between_cards_goes_through_the_host() {
     assert!(rig.holds(at, LEN, 5), "the link between the cards is gone");
     assert_eq!(sums(&rig).1, LEN);
     daemon.wait_lodged(0);
-    // And out: nothing more goes that way, and nothing is lost.
+    // And out: nothing more goes that way, all goes by the host.
     let end = daemon.reclaim(u64::MAX);
+    assert!(done(end) && end.copied == LEN, "{end:?}");
+    assert_eq!((rig.other.used(), sums(&rig).0), (0, LEN));
+    assert!(rig.holds(at, LEN, 5));
     rig.fake.heal();
-    assert!(rig.holds(at, LEN, 5), "{end:?}");
     rig.assert_gone_after_detach();
+}
+
+/// A link that is lost while chunks are on their way out: the same order sends them by the host, and the next one asks nobody for room there.
+#[test]
+fn a_copy_out_that_fails_between_cards_goes_by_the_host_in_the_same_order() {
+    for good in 0..3 {
+        let daemon = Daemon::start(script(LEN));
+        let rig = rig(&daemon);
+        let at = rig.alloc(LEN);
+        rig.fill(at, LEN, 8);
+        for n in good + 1..20 {
+            rig.fake.fail_nth(Call::CopyBetween, n, ERROR);
+        }
+        let end = daemon.reclaim(u64::MAX);
+        assert!(done(end) && end.copied == LEN, "{good}: {end:?}");
+        daemon.wait_lodged(8 * G * good);
+        assert_eq!(sums(&rig).0, LEN - 8 * G * good, "{good}");
+        assert!(rig.holds(at, LEN, 8), "{good}");
+        daemon.wait_lodged(0);
+        let end = daemon.reclaim(u64::MAX);
+        assert!(done(end) && end.copied == LEN, "{good}: {end:?}");
+        assert_eq!((rig.other.used(), sums(&rig).0), (0, LEN), "{good}");
+        assert!(rig.holds(at, LEN, 8), "{good}");
+        rig.assert_gone_after_detach();
+    }
 }
 
 #[test]

@@ -367,6 +367,7 @@ fn undo(core: &Core, device: &Device, chunk: In) {
     if let Some(room) = room_of(&chunk.copy.pieces) {
         // By way of host memory, in case it is the link between the cards.
         core.arena.rooms.doubt(room);
+        core.arena.rooms.shun(core, room);
     }
     chunk.undo(core, device);
     device.wake();

@@ -109,7 +109,8 @@ def graphs():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), torch.no_grad():
         out = model(tokens)
-    state = {"sum": torch.zeros((), device="cuda", dtype=torch.float64), "n": 0}
+    # The graph reads the model and the tokens each time: they have to live as long.
+    state = {"sum": torch.zeros((), device="cuda", dtype=torch.float64), "n": 0, "read": (model, tokens)}
 
     def step():
         more = [torch.full((1 << (12 + i % 9),), float(i), device="cuda") for i in range(24)]

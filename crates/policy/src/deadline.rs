@@ -5,6 +5,8 @@
 //! task runs and another waits, the place of the one that waits changes all the time. The one that runs is heard of often,
 //! or it becomes idle, and that time is among the wakes.
 
+use core::time::Duration;
+
 use ebb_units::{ClientId, DeviceId};
 
 use crate::Arbiter;
@@ -12,6 +14,9 @@ use crate::event::AskKind;
 use crate::rank::{CONSIDERED, CROWD, Candidate, Holder, LOOKED_AT};
 use crate::state::{Ask, Client};
 use crate::time::Time;
+
+/// Use of the GPU is heard of within that time.
+const HEARD: Duration = Duration::from_millis(200);
 
 impl Arbiter {
     /// When [`crate::Event::Tick`] is due, if nothing else happens before. Always later than the last event. A tick at that
@@ -108,6 +113,18 @@ impl Arbiter {
         }
     }
 
+    /// How long a client that is released after so long must not have used the GPU: no less than what it takes to hear of use.
+    fn rest(&self, wait: Duration) -> Duration {
+        wait.max(HEARD.min(self.config.idle_after))
+    }
+
+    /// Whether a client that is released by a time of its own has rested as long, although others still count it as one that works.
+    pub(crate) fn has_rested(&self, c: &Client) -> bool {
+        let wait = self.task_of(c).spec.idle_release;
+        let rested = wait.is_some_and(|wait| c.last_touch.after(self.rest(wait)) <= self.now);
+        rested && !self.restoring(c) && !(c.busy && self.left_alone(c))
+    }
+
     /// When a client's memory is released unasked, if it is to be.
     pub(crate) fn idle_release_at(&self, c: &Client) -> Option<Time> {
         let t = self.task_of(c);
@@ -115,8 +132,7 @@ impl Arbiter {
         if t.paused || c.idle_released || c.order.is_some() || !c.asks.is_empty() || c.movable().is_zero() {
             return None;
         }
-        // An active client is never released, however short the time is set.
-        let idle = c.last_touch.after(wait.max(self.config.idle_after));
+        let idle = c.last_touch.after(self.rest(wait));
         let mut at = idle.max(c.restoring_until).max(c.last_grant.after(wait));
         if c.left_alone(self.now) {
             at = at.max(c.leave_alone_until);

@@ -792,6 +792,7 @@ impl Arbiter {
                 {
                     true
                 }
+                ReclaimReason::IdleRelease if self.has_rested(c) => c.asks.is_empty(),
                 ReclaimReason::IdleRelease
                 | ReclaimReason::LowMark
                 | ReclaimReason::Operator

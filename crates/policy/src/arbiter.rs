@@ -520,6 +520,7 @@ impl Arbiter {
         });
         if kind == AskKind::Restore {
             self.bring_gang(task, out);
+            self.bring_ranks(task, device, out);
         }
     }
 
@@ -783,6 +784,7 @@ impl Arbiter {
                 c.last_touch = now;
             }
             c.idle_released = false;
+            c.interrupted = false;
             c.restores += 1;
             // Whatever it still asked to get back, it did not need. Every ask gets an answer all the same.
             c.asks

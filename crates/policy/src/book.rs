@@ -299,6 +299,11 @@ impl Arbiter {
             }
         }
         self.link(id);
+        // Its task has several from now on.
+        let t = self.tasks.get(&task).filter(|t| t.clients.len() == 2);
+        if let Some(other) = t.and_then(|t| t.clients.iter().copied().find(|other| *other != id)) {
+            self.look(other);
+        }
     }
 
     /// Takes a client out of the books.
@@ -361,6 +366,9 @@ impl Arbiter {
         if old.asking {
             self.look_at_stalled(c.task);
         }
+        if old.missing || old.coming || old.waits_since.is_some() {
+            self.look_at_gang(c.task, c.device);
+        }
         Some(c)
     }
 
@@ -380,6 +388,12 @@ impl Arbiter {
         };
         let (task, device) = (c.task, c.device);
         let stalled = self.stalled(c).min(MOST_SAID);
+        let gang = [
+            self.missing(id, c),
+            self.coming(id, c),
+            self.broken(c),
+            self.expects(c),
+        ];
         self.touch_device(device);
         let config = &self.config;
         let now = self.now;
@@ -393,6 +407,12 @@ impl Arbiter {
         c.linked.sums = sums;
         c.linked.asking = asking;
         c.linked.stalled = stalled;
+        let since = c.waits_since();
+        let l = &mut c.linked;
+        [l.missing, l.coming, l.broken, l.expects] = gang;
+        l.waits_since = since;
+        let before = (old.missing, old.coming, old.waits_since);
+        let moved = (l.missing, l.coming, l.waits_since) != before;
         c.linked.active = active;
         let alone = c.runs_until(config);
         d.sums.replace(&old.sums, &sums);
@@ -419,6 +439,9 @@ impl Arbiter {
         self.index(id, device, task, old);
         if asking != old.asking {
             self.look_at_stalled(task);
+        }
+        if moved {
+            self.look_at_gang(task, device);
         }
     }
 
@@ -609,7 +632,7 @@ impl Arbiter {
         let part = self.devices.get(&c.device)?.parts.get(&c.task)?;
         let back = c.asked(AskKind::Restore);
         let new = c.next_alloc();
-        let since = c.waits_since().unwrap_or(self.now);
+        let since = self.gang_waits_since(c).unwrap_or(self.now);
         let humble = c.humble(self.now);
         let guaranteed = !humble && part.footprint().saturating_add(new) <= t.guaranteed(c.device);
         let starving = since.after(self.config.starve_after) <= self.now;

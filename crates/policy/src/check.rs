@@ -95,6 +95,15 @@ impl Arbiter {
         if l.stalled != self.stalled(c).min(MOST_SAID) {
             return Err(format!("{id} is booked as stalled with {}", l.stalled));
         }
+        let gang = [
+            self.missing(id, c),
+            self.coming(id, c),
+            self.broken(c),
+            self.expects(c),
+        ];
+        if [l.missing, l.coming, l.broken, l.expects] != gang {
+            return Err(format!("{id} is with its gang or not: {l:?}"));
+        }
         let index = &self.device_of(c).index;
         let held = match l.holding {
             Holding::Nothing => true,

@@ -87,7 +87,9 @@ impl Arbiter {
                 at(t);
             }
             at(a.since.after(config.patience));
-            at(a.since.after(config.starve_after));
+            if let Some(since) = self.gang_waits_since(c) {
+                at(since.after(config.starve_after));
+            }
         }
         if let Some(t) = self.idle_release_at(c) {
             at(t);

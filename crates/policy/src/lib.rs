@@ -22,7 +22,7 @@
 //!   of which it uses the largest part (GPU time, memory while it runs, the link), less for a higher priority (4, 2, 1) and
 //!   for a tenant that weighs more or has fewer tasks. A turn lasts twenty times the copying that ends it, and that it was
 //!   bought with. A higher priority may end a lower one's turn early, as long as earlier copying is paid off; with
-//!   `preempt` it always does, after a warning. A task has one place for all its devices, so that its turns come together. Whoever waited for `patience` while it is owed the card is not overtaken by
+//!   `preempt` it always does, after a warning. A task has one place for all its devices, and its ranks leave and come back together. Whoever waited for `patience` while it is owed the card is not overtaken by
 //!   newcomers; whoever waited for `starve_after` goes first.
 //! * **Gathering**: bytes are taken for one client a device at a time, and only if all it needs can be had; its restore
 //!   is granted piece by piece as room comes free.
@@ -56,6 +56,7 @@ mod deadline;
 mod event;
 pub mod fair;
 mod foresee;
+mod gang;
 mod lodging;
 mod marks;
 mod owed;
@@ -71,7 +72,7 @@ mod view;
 mod waiting;
 
 /// Counts changes of the rules: a log of events replays to the same actions under the same number only.
-pub const RULES: u32 = 9;
+pub const RULES: u32 = 10;
 
 pub use action::{Action, DenyReason, Depth, Grounds, Note, ReclaimReason, Refusal};
 pub use arbiter::Arbiter;

@@ -76,6 +76,8 @@ pub(crate) struct Holder {
     pub(crate) suspended: bool,
     /// It waits for more than it can get at present.
     pub(crate) blocked: bool,
+    /// Another of its gang is missing: it does nothing.
+    pub(crate) broken: bool,
 }
 
 /// What of a client says how long its turn lasts.
@@ -252,6 +254,7 @@ impl Arbiter {
                 earliest: c.turn_start.after(self.config.min_turn),
                 suspended: c.suspended(),
                 blocked: self.blocked(key.client, c),
+                broken: c.linked.broken,
             });
         }
         holders
@@ -296,6 +299,9 @@ impl Arbiter {
 
     /// Whether one who runs has to give way to a candidate now.
     pub(crate) fn gives_way(&self, d: &Device, h: &Holder, next: &Candidate, claim: &Claim) -> bool {
+        if h.broken && h.task != next.task {
+            return true;
+        }
         if h.blocked && next.stalled {
             return h.earliest <= self.now;
         }
@@ -307,6 +313,9 @@ impl Arbiter {
 
     /// When one who runs has to give way to a candidate.
     fn gives_way_at(&self, d: &Device, h: &Holder, next: &Candidate, claim: &Claim) -> Time {
+        if h.broken && h.task != next.task {
+            return self.now;
+        }
         if h.blocked && next.stalled {
             // Its time does not grow while it waits, and it is not served before that one is.
             return h.earliest;
@@ -487,9 +496,14 @@ impl Arbiter {
         let one = self.clients[&clients[0]].device;
         let several = clients.iter().any(|id| self.clients[id].device != one);
         if several && clients.iter().all(|id| !self.clients[id].suspended()) {
-            let now = self.now;
+            let (now, owed) = (self.now, self.now.after(self.config.turn_owed));
             for id in clients {
-                self.edit(id, |c| c.turn_start = now);
+                self.edit(id, |c| {
+                    c.turn_start = now;
+                    c.owed_until = c.owed_until.max(owed);
+                    // It goes on where it waited for the others.
+                    c.last_touch = now;
+                });
             }
         }
     }

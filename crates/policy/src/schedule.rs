@@ -24,6 +24,7 @@ use crate::event::{AskId, AskKind, Outcome};
 use crate::rank::{CONSIDERED, CROWD, Candidate, HOLDERS, Holder, LOOKED_AT};
 use crate::state::{Client, Device, HoldKey, Order};
 use crate::time::{Time, nanos};
+use crate::victims::Plan;
 
 /// Those who hold memory of the device, once somebody asked for them; the one first who would be taken from first.
 #[derive(Default)]
@@ -287,6 +288,9 @@ impl Arbiter {
             if depth == Depth::Evict {
                 // What overrules a promise ends it.
                 c.forgive(now);
+                if !c.suspended() {
+                    c.interrupted = (grounds.active || c.linked.broken) && reason.for_others();
+                }
             }
             c.last_reason = Some(reason);
             c.last_grounds = grounds;
@@ -444,16 +448,11 @@ impl Arbiter {
     /// The waiting client that has waited long enough to keep others from starting to run before it.
     ///
     /// Only once it is owed the card: as long as someone who runs has had less of it, others may go on behind that.
+    ///
+    /// A rank whose gang cannot come at present keeps nobody from a device that it could not use, until it goes first whatever others had.
     fn barrier(&self, device: DeviceId) -> Option<Candidate> {
         let d = &self.devices[&device];
-        let next = d
-            .index
-            .rank
-            .iter()
-            .filter(|key| key.burst)
-            .take(LOOKED_AT)
-            .map(|key| self.candidate(key))
-            .find(|c| !c.humble && self.possible_now(c))?;
+        let next = self.first_in_line(device)?;
         let waited = next.since.after(self.config.patience) <= self.now;
         let owed = || {
             d.index
@@ -461,10 +460,18 @@ impl Arbiter {
                 .iter()
                 .take(HOLDERS)
                 .map(|key| (key.client, &self.clients[&key.client]))
-                .filter(|(id, c)| *id != next.client && !c.suspended())
+                .filter(|(id, c)| *id != next.client && !c.suspended() && !c.linked.broken)
                 .all(|(_, c)| self.caught_up(c, &next) <= self.now)
         };
-        (waited && owed()).then_some(next)
+        let comes = || next.starving || self.gang_can(&next);
+        (waited && owed() && comes()).then_some(next)
+    }
+
+    /// The first who waits beyond what its task requested, and could be served.
+    pub(crate) fn first_in_line(&self, device: DeviceId) -> Option<Candidate> {
+        let bursts = self.devices[&device].index.rank.iter().filter(|key| key.burst);
+        let mut some = bursts.take(LOOKED_AT).map(|key| self.candidate(key));
+        some.find(|c| !c.humble && self.possible_now(c))
     }
 
     /// Whether a candidate may be served with regard to one that has waited long.
@@ -549,7 +556,7 @@ impl Arbiter {
             .free(device)
             .saturating_sub(kept)
             .min(self.limit_room(c.task, device));
-        if room.is_zero() || !self.may_pass(c, barrier) {
+        if room.is_zero() || !self.may_pass(c, barrier) || !self.gang_can(c) {
             return;
         }
         let client = &self.clients[&c.client];
@@ -567,6 +574,9 @@ impl Arbiter {
                 self.grant(c.client, ask, bytes, out);
             }
         }
+        if left < room {
+            self.gather_gang(c, out);
+        }
     }
 
     /// Chooses the client to gather for, gives it what is free, and orders the rest from others.
@@ -583,7 +593,7 @@ impl Arbiter {
             .map(|key| self.candidate(&key));
         let kept = current.and_then(|c| {
             let plan = self.plan(device, &c, seen);
-            plan.enough.then_some((c, plan))
+            (plan.enough && self.gang_can(&c)).then_some((c, plan))
         });
         let d = &self.devices[&device];
         let barrier = self.barrier(device);
@@ -613,7 +623,7 @@ impl Arbiter {
                 .filter(|c| !hopeless(c))
                 .find_map(|c| {
                     let plan = self.plan(device, &c, seen);
-                    plan.enough.then_some((c, plan))
+                    (plan.enough && self.gang_can(&c)).then_some((c, plan))
                 })
         };
         let chosen = match kept {
@@ -641,16 +651,8 @@ impl Arbiter {
             return;
         };
         if before != after {
-            let d = &self.devices[&device];
-            let short = c.need.saturating_sub(d.free());
-            let copied = |(id, bytes, ..): &(ClientId, Bytes, Depth, ReclaimReason)| {
-                let clean = self.clients.get(id).map_or(Bytes::ZERO, Client::clean);
-                clean.min(*bytes)
-            };
-            let clean: Bytes = plan.orders.iter().map(copied).sum();
-            let out = d.out.time(short.saturating_sub(clean));
-            let cost = out.saturating_add(d.back.time(c.copy_in));
-            self.edit(c.client, |c| c.turn_cost = cost);
+            self.turn_costs(device, &c, &plan);
+            self.gather_gang(&c, out);
         }
         self.grant_pieces(device, &c, out);
         let trial = self.trial(device, plan.orders.iter().map(|order| order.0));
@@ -666,8 +668,22 @@ impl Arbiter {
         d.crowded() && d.looked.is_some_and(|at| self.now < at.after(CROWD))
     }
 
+    /// Notes what the copying is that a client's turn begins with.
+    pub(crate) fn turn_costs(&mut self, device: DeviceId, c: &Candidate, plan: &Plan) {
+        let d = &self.devices[&device];
+        let short = c.need.saturating_sub(d.free());
+        let clean_of = |(id, bytes, ..): &(ClientId, Bytes, Depth, ReclaimReason)| {
+            let clean = self.clients.get(id).map_or(Bytes::ZERO, Client::clean);
+            clean.min(*bytes)
+        };
+        let clean: Bytes = plan.orders.iter().map(clean_of).sum();
+        let out = d.out.time(short.saturating_sub(clean));
+        let cost = out.saturating_add(d.back.time(c.copy_in));
+        self.edit(c.client, |c| c.turn_cost = cost);
+    }
+
     /// Room is gathered for this client from here on. Both are looked at: it shows in their state and their deadlines.
-    fn set_gathering(&mut self, device: DeviceId, client: Option<ClientId>) {
+    pub(crate) fn set_gathering(&mut self, device: DeviceId, client: Option<ClientId>) {
         let Some(d) = self.devices.get_mut(&device) else {
             return;
         };

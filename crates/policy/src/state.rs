@@ -391,6 +391,16 @@ pub(crate) struct Linked {
     pub(crate) movable: Bytes,
     /// It has waited for longer than patience lasts.
     pub(crate) waited: bool,
+    /// Since when it waits.
+    pub(crate) waits_since: Option<Time>,
+    /// It is not there, and its gang waits for it.
+    pub(crate) missing: bool,
+    /// It comes back.
+    pub(crate) coming: bool,
+    /// Another of its gang is missing.
+    pub(crate) broken: bool,
+    /// Another of its gang comes back, and then it goes on.
+    pub(crate) expects: bool,
     /// It is not taken from for a while.
     pub(crate) guarded: bool,
     /// What of it nobody can get as long as its task waits.
@@ -415,7 +425,7 @@ impl Linked {
                 (l.need, l.least, l.waited),
                 l.active,
                 l.movable,
-                (l.guarded, l.stalled),
+                (l.guarded, l.stalled, l.broken, l.expects),
                 l.ordered,
                 l.spare.is_some(),
             )
@@ -437,6 +447,11 @@ impl Default for Linked {
             holding: Holding::Nothing,
             movable: Bytes::ZERO,
             waited: false,
+            waits_since: None,
+            missing: false,
+            coming: false,
+            broken: false,
+            expects: false,
             guarded: false,
             stalled: Bytes::ZERO,
             ordered: false,
@@ -649,6 +664,8 @@ pub(crate) struct Client {
     pub(crate) idle_released: bool,
     /// Pausing it is done as far as it goes.
     pub(crate) settled: bool,
+    /// It was taken from in the middle of its work, and is not back since.
+    pub(crate) interrupted: bool,
     /// Was told to save itself, when and for what priority.
     pub(crate) warned: Option<(Time, Priority)>,
     pub(crate) last_reason: Option<ReclaimReason>,
@@ -697,6 +714,7 @@ impl Client {
             busy: false,
             idle_released: false,
             settled: false,
+            interrupted: false,
             warned: None,
             last_reason: None,
             last_grounds: Grounds::default(),

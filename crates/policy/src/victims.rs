@@ -325,6 +325,13 @@ impl Arbiter {
             // must not stop that, nor whom it is for.
             return None;
         }
+        if c.linked.broken && c.task != r.task {
+            // It does nothing until all of its gang are back, and they come back together.
+            return Some(Willing::TurnOver);
+        }
+        if c.linked.expects && !r.guaranteed {
+            return None;
+        }
         let stopped = c.suspended() && !self.restoring(c);
         if !stopped && self.active(c) {
             let over = || match running {

@@ -840,6 +840,6 @@ fn other_decisions_have_another_number_of_rules() {
     });
     assert_eq!(
         (RULES, format!("{digest:016x}").as_str()),
-        (9, "1063dc9821c67704")
+        (10, "1063dc9821c67704")
     );
 }

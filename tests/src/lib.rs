@@ -8,12 +8,14 @@ mod cuda;
 mod look;
 mod program;
 mod stage;
+mod steps;
 
 pub use artefacts::Artefacts;
 pub use cuda::{Attribute, Cuda, CudaError, IpcHandle, KERNELS};
 pub use look::Look;
 pub use program::{Program, Reply};
 pub use stage::{Options, Stage, ledger_of};
+pub use steps::{Counts, Effect, Step, Trace, children, go_on, is_stopped, steps_between};
 
 use std::time::{Duration, Instant};
 

@@ -100,6 +100,12 @@ impl Stage {
         self.folder.path()
     }
 
+    /// What a context costs on its cards.
+    #[must_use]
+    pub fn context(&self) -> Bytes {
+        self.options.context
+    }
+
     /// The sockets' folder.
     #[must_use]
     pub fn socket_dir(&self) -> PathBuf {

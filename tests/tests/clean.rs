@@ -1,7 +1,6 @@
 //! What has not changed since it came back leaves without a copy.
 
-use ebb_protocol::control::Request;
-use ebb_tests::{Options, Stage, ledger_of};
+use ebb_tests::{Effect, Options, Stage, Step, ledger_of};
 use ebb_units::Bytes;
 
 const SIZE: Bytes = Bytes::mib(128);
@@ -51,32 +50,16 @@ fn a_program_killed_at_any_step_of_a_release_without_copies_harms_nobody() {
         "cuMemcpyHtoDAsync_v2",
     ] {
         for n in [1, 2, 3, 4, 6] {
-            let fault = format!("{call}:{n}:kill");
+            let fault = Step::new(call, n).fault(Effect::Dies);
             let mut victim = stage.run_with_env(&["--name", "victim"], &[("EBB_SIM_FAULT", &fault)]);
-            for line in [format!("alloc a {}", 24 << 20), "fill a 1".into()] {
-                victim.send(&line);
-                let _ = victim.poll(ebb_tests::PATIENCE);
-            }
+            victim.hear_out(&[format!("alloc a {}", 24 << 20), "fill a 1".into()]);
             // Out with a copy, back, and out again without one.
             for _ in 0..2 {
-                let task = || "victim".to_string();
-                let _ = stage.ask(&Request::Pause {
-                    task: task(),
-                    wait_ms: Some(5_000),
-                });
-                let _ = stage.ask(&Request::Resume { task: task() });
-                victim.send("check a 1");
-                let _ = victim.poll(ebb_tests::PATIENCE);
+                stage.out_and_back("victim");
+                victim.hear_out(&["check a 1".into()]);
             }
             victim.kill();
-            ebb_tests::eventually("what it held is free", || {
-                let now = ledger_of(&stage.snapshot());
-                if now <= before {
-                    Ok(())
-                } else {
-                    Err(format!("{fault}: {now} of {before}"))
-                }
-            });
+            stage.wait_for_ledger(&format!("what it held is free: {fault}"), before);
             stage.release("other");
             assert_eq!(other.wrong("m", 9), 0, "{fault}");
         }
@@ -96,7 +79,7 @@ fn any_failing_call_of_a_release_without_copies_loses_nothing() {
         "cuMemcpyDtoHAsync_v2",
     ] {
         for n in 1..=5 {
-            let fault = format!("{call}:{n}:999");
+            let fault = Step::new(call, n).fault(Effect::Fails(999));
             let mut program = stage.run_with_env(&["--name", "f"], &[("EBB_SIM_FAULT", &fault)]);
             let said = [format!("alloc a {}", 24 << 20), "fill a 1".into()].map(|line| program.say(&line));
             if said.iter().any(|reply| matches!(reply, ebb_tests::Reply::Err(_))) {
@@ -104,23 +87,9 @@ fn any_failing_call_of_a_release_without_copies_loses_nothing() {
                 continue;
             }
             for round in 0..3 {
-                let _ = stage.ask(&Request::Pause {
-                    task: "f".into(),
-                    wait_ms: Some(5_000),
-                });
-                let _ = stage.ask(&Request::Resume { task: "f".into() });
-                let mut tries = 0;
-                loop {
-                    match program.say("check a 1") {
-                        ebb_tests::Reply::Ok(wrong) => {
-                            assert_eq!(wrong, "0", "{fault}, round {round}");
-                            break;
-                        }
-                        // A call of the program's own that was told to fail; the next one goes through.
-                        ebb_tests::Reply::Err(code) => assert!(tries < 4, "{fault}: {code}"),
-                    }
-                    tries += 1;
-                }
+                stage.out_and_back("f");
+                let when = format!("{fault}, round {round}");
+                assert_eq!(program.in_the_end("check a 1", 4, &when), "0", "{when}");
             }
             drop(program);
         }

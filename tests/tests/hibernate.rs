@@ -7,15 +7,7 @@ use ebb_tests::{Options, Program, Reply, Stage, eventually};
 use ebb_units::Bytes;
 
 fn hibernate(stage: &Stage, task: &str) -> Result<String, Failure> {
-    let wait_ms = Some(20_000);
-    match stage.ask(&Request::Hibernate {
-        task: task.into(),
-        wait_ms,
-    }) {
-        Answer::Ok(Payload::Done { message }) => Ok(message),
-        Answer::Error(failure) => Err(failure),
-        other => panic!("no such answer: {other:?}"),
-    }
+    stage.hibernate(task)
 }
 
 fn resume(stage: &Stage, task: &str) {
@@ -44,12 +36,8 @@ fn await_state(stage: &Stage, task: &str, state: &str) {
     });
 }
 
-/// What the first card says is used, whoever asks.
 fn used(stage: &Stage) -> u64 {
-    let mut looker = stage.run_plain(&[]);
-    let info = looker.ok("info");
-    // The looker's own context.
-    info[1] - info[0] - Options::default().context.0
+    stage.used()
 }
 
 #[test]

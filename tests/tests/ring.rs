@@ -1,7 +1,6 @@
 //! Host memory of which a ring is pinned and no more: what leaves and comes back through it is whole, whoever dies or fails at whatever step.
 
-use ebb_protocol::control::Request;
-use ebb_tests::{Options, Program, Reply, Stage, ledger_of};
+use ebb_tests::{Effect, Options, Program, Reply, Stage, Step, ledger_of};
 use ebb_units::Bytes;
 
 const SIZE: Bytes = Bytes::mib(48);
@@ -16,11 +15,7 @@ fn stage(link: u64) -> Stage {
 
 /// Off the card and back, with every byte.
 fn around(stage: &Stage, program: &mut Program, task: &str, seed: u64, what: &str) {
-    let _ = stage.ask(&Request::Pause {
-        task: task.into(),
-        wait_ms: Some(5_000),
-    });
-    let _ = stage.ask(&Request::Resume { task: task.into() });
+    stage.out_and_back(task);
     assert_eq!(program.wrong("m", seed), 0, "{what}");
 }
 
@@ -54,7 +49,7 @@ fn every_call_that_fails_at_the_ring_loses_nothing() {
         "cuMemHostRegister_v2",
     ] {
         for n in [1, 2, 5, 9] {
-            let fault = format!("{call}:{n}:999");
+            let fault = Step::new(call, n).fault(Effect::Fails(999));
             let mut program = stage.run_with_env(&["--name", "f"], &[("EBB_SIM_FAULT", &fault)]);
             if !matches!(program.say(&format!("alloc m {}", SIZE.0)), Reply::Ok(_))
                 || !matches!(program.say("fill m 3"), Reply::Ok(_))
@@ -63,23 +58,8 @@ fn every_call_that_fails_at_the_ring_loses_nothing() {
                 continue;
             }
             for _ in 0..3 {
-                let mut tries = 0;
-                let _ = stage.ask(&Request::Pause {
-                    task: "f".into(),
-                    wait_ms: Some(5_000),
-                });
-                let _ = stage.ask(&Request::Resume { task: "f".into() });
-                loop {
-                    match program.say("check m 3") {
-                        Reply::Ok(wrong) => {
-                            assert_eq!(wrong, "0", "{fault}");
-                            break;
-                        }
-                        // A call of the program's own that was told to fail; the next one goes through.
-                        Reply::Err(code) => assert!(tries < 4, "{fault}: {code}"),
-                    }
-                    tries += 1;
-                }
+                stage.out_and_back("f");
+                assert_eq!(program.in_the_end("check m 3", 4, &fault), "0", "{fault}");
             }
             drop(program);
         }
@@ -103,34 +83,13 @@ fn a_program_killed_at_any_step_of_the_ring_harms_nobody() {
         "cuMemCreate",
     ] {
         for n in [1, 4, 9] {
-            let fault = format!("{call}:{n}:kill");
+            let fault = Step::new(call, n).fault(Effect::Dies);
             let mut victim = stage.run_with_env(&["--name", "victim"], &[("EBB_SIM_FAULT", &fault)]);
-            victim.send(&format!("alloc m {}", SIZE.0));
-            victim.send("fill m 1");
-            let _ = (victim.poll(ebb_tests::PATIENCE), victim.poll(ebb_tests::PATIENCE));
-            for request in [
-                Request::Pause {
-                    task: "victim".into(),
-                    wait_ms: Some(5_000),
-                },
-                Request::Resume {
-                    task: "victim".into(),
-                },
-            ] {
-                // Whatever the program's fate, these must answer.
-                let _ = stage.ask(&request);
-            }
-            victim.send("check m 1");
-            let _ = victim.poll(ebb_tests::PATIENCE);
+            victim.hear_out(&[format!("alloc m {}", SIZE.0), "fill m 1".into()]);
+            stage.out_and_back("victim");
+            victim.hear_out(&["check m 1".into()]);
             victim.kill();
-            ebb_tests::eventually("what it held is free", || {
-                let now = ledger_of(&stage.snapshot());
-                if now <= before {
-                    Ok(())
-                } else {
-                    Err(format!("{fault}: {now} of {before}"))
-                }
-            });
+            stage.wait_for_ledger(&format!("what it held is free: {fault}"), before);
             around(&stage, &mut other, "other", 9, &fault);
         }
     }

@@ -8,6 +8,7 @@
 //! | `cuMemMap:2+:999` | the second and every later one |
 //! | `cuMemMap:*:999` | every one |
 //! | `cuMemMap:1:kill` | kills this process with SIGKILL in the first one, before it does anything |
+//! | `cuMemMap:1:stop` | stops it with SIGSTOP there; SIGCONT lets it go on: a test does what it wants meanwhile |
 //! | `cuMemMap:1:hang=250` | sleeps 250 ms in the first one, then does it |
 //!
 //! A name without a suffix means all forms of a call (`cuMemAlloc` counts `cuMemAlloc_v2` too, and `cuMemcpyHtoDAsync` also
@@ -26,6 +27,7 @@ use crate::R;
 enum Effect {
     Error(CUresult),
     Kill,
+    Stop,
     Hang(Duration),
 }
 
@@ -94,14 +96,17 @@ impl Faults {
             match &rule.effect {
                 Effect::Error(code) => return Err(*code),
                 Effect::Hang(time) => std::thread::sleep(*time),
-                // SAFETY: sending a signal to the own process has no preconditions.
-                Effect::Kill => unsafe {
-                    libc::kill(libc::getpid(), libc::SIGKILL);
-                },
+                Effect::Kill => signal(libc::SIGKILL),
+                Effect::Stop => signal(libc::SIGSTOP),
             }
         }
         Ok(())
     }
+}
+
+fn signal(signal: libc::c_int) {
+    // SAFETY: sending a signal to the own process has no preconditions.
+    unsafe { libc::kill(libc::getpid(), signal) };
 }
 
 /// The name without `_ptds`/`_ptsz` and `_v2`.
@@ -129,8 +134,11 @@ fn parse(text: &str) -> Result<Vec<Rule>, String> {
 }
 
 fn parse_rule(rule: &str) -> Result<Rule, String> {
-    let wrong =
-        || format!("EBB_SIM_FAULT: {rule:?} is not name:n:code, name:n+:code, name:*:code, kill or hang=MS");
+    let wrong = || {
+        format!(
+            "EBB_SIM_FAULT: {rule:?} is not name:n:code, name:n+:code, name:*:code, kill, stop or hang=MS"
+        )
+    };
     let mut parts = rule.splitn(3, ':');
     let (Some(name), Some(when), Some(what)) = (parts.next(), parts.next(), parts.next()) else {
         return Err(wrong());
@@ -149,6 +157,7 @@ fn parse_rule(rule: &str) -> Result<Rule, String> {
     let effect = match what.strip_prefix("hang=") {
         Some(time) => Effect::Hang(Duration::from_millis(time.parse().map_err(|_| wrong())?)),
         None if what == "kill" => Effect::Kill,
+        None if what == "stop" => Effect::Stop,
         None => Effect::Error(CUresult(what.parse().map_err(|_| wrong())?)),
     };
     Ok(Rule {

@@ -125,3 +125,31 @@ fn bug_098_what_transports_need_is_asked_for_and_what_is_lost_is_named() {
         assert_eq!(may(&mut program, LEGACY_IPC), [ipc], "{faults}");
     }
 }
+
+/// Memory that can be shared may cost the driver a descriptor. A program that has none left gets memory as without ebb, and only
+/// sharing it fails.
+#[test]
+fn a_full_table_of_descriptors_is_no_reason_to_refuse_memory() {
+    let stage = Stage::new(Options::default());
+    let mut program = stage.python(&["--name", "crowded"], &[]);
+    program.ok("import resource");
+    program.ok("resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))");
+    program.ok("init()");
+    program.ok("retain()");
+    program.ok("s = stream()");
+    program.ok("m = alloc(4 * MIB)");
+    // Used up once before, so that a launch finds its code loaded.
+    program.ok("[fill(m, MIB, 1), None][1]");
+    program.ok("taken = []\\ntry:\\n    while True: taken.append(os.dup(0))\\nexcept OSError: pass");
+    program.ok("n = alloc(40 * MIB)");
+    program.ok("q = c_uint64(); ok(cuda.cuMemAllocAsync(byref(q), c_size_t(8 * MIB), s))");
+    program.ok("[fill(n, 10 * MIB, 2), fill(q.value, 2 * MIB, 3), None][2]");
+    program.ok("[os.close(fd) for fd in taken] and None");
+    // It leaves and returns as all other memory does.
+    stage.release("crowded");
+    for (name, mib, seed) in [("m", 1, 1), ("n", 10, 2), ("q.value", 2, 3)] {
+        assert_eq!(program.ok(&format!("wrong({name}, {mib} * MIB, {seed})")), [0]);
+    }
+    drop(program);
+    stage.wait_until_empty();
+}

@@ -459,7 +459,7 @@ impl DeviceMemory for CudaDevice {
     fn create(&self, size: u64) -> Result<Handle, DeviceError> {
         let _scope = self.scope()?;
         let mut handle = CUmemGenericAllocationHandle::NULL;
-        self.options.with(|extras| {
+        let mut make = |extras| {
             let prop = self.prop(extras);
             // SAFETY: valid places for the properties and the answer.
             let answer = unsafe {
@@ -467,7 +467,17 @@ impl DeviceMemory for CudaDevice {
                     .cuMemCreate(&raw mut handle, Bytes(size).to_usize(), &raw const prop, 0)
             };
             check("cuMemCreate", answer)
-        })?;
+        };
+        let made = self.options.with(&mut make);
+        match (made, self.options.gives()) {
+            // The program's table of descriptors is full, say. It gets memory all the same, as of `cuMemAlloc`; this piece cannot be shared.
+            (Err(DeviceError::Driver { code, .. }), Extras { export: true, rdma })
+                if CUresult(code) == CUresult::ERROR_OPERATING_SYSTEM =>
+            {
+                make(Extras { export: false, rdma })?;
+            }
+            (made, _) => made?,
+        }
         Ok(Handle(handle.0))
     }
 

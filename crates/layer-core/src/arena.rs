@@ -101,6 +101,8 @@ struct State {
     recall: u64,
     /// An eviction waits for segments.
     urgent: bool,
+    /// And the daemon wants some of them back all the same.
+    yields: bool,
     /// Pieces whose copies may still be under way for all that is known: never used again.
     lost: u64,
     /// What the daemon was told last that we want.
@@ -304,7 +306,8 @@ impl Arena {
                 continue;
             }
             // What is on disk with nothing in it any more is of no use to anybody.
-            let stays = (state.recall == 0 || state.urgent) && !segment.unknown && segment.tier.is_here();
+            let wanted_here = state.recall == 0 || (state.urgent && !state.yields);
+            let stays = wanted_here && !segment.unknown && segment.tier.is_here();
             if segment.leaving || stays {
                 continue;
             }
@@ -323,6 +326,8 @@ impl Arena {
     pub(crate) fn recall(&self, bytes: u64) {
         let mut state = self.lock();
         state.recall = state.recall.saturating_add(bytes);
+        // It knows that an eviction waits here: another one waits, too, and goes first.
+        state.yields |= state.urgent;
         self.send_off(&mut state);
     }
 
@@ -664,6 +669,7 @@ impl Arena {
     /// The eviction goes on, or has given up: what is wanted ahead of need is told again, without urgency.
     pub(crate) fn want_no_more(&self) {
         let mut state = self.lock();
+        state.yields = false;
         if std::mem::take(&mut state.urgent) {
             state.wanted = 0;
         }
@@ -675,7 +681,7 @@ impl Arena {
         let mut guard = self.lock();
         let state = &mut *guard;
         state.wanted = 0;
-        state.urgent = false;
+        (state.urgent, state.yields) = (false, false);
         state.recall = 0;
         let mut held: Vec<(SegmentInfo, Arc<OurFd>)> = Vec::new();
         for (id, segment) in &mut state.segments {
@@ -786,7 +792,7 @@ impl State {
 
     /// Kept copies leave segments that hold nothing else, as far as the daemon asked for more than is empty.
     fn give_way(&mut self) {
-        if self.recall == 0 || self.urgent || self.kept.bytes() == 0 {
+        if self.recall == 0 || (self.urgent && !self.yields) || self.kept.bytes() == 0 {
             return;
         }
         let stays = |id: &u64| {

@@ -486,13 +486,14 @@ impl Arena {
     }
 
     fn give(&mut self, moves: &mut Vec<Move>) {
-        // Whoever is about to release goes first, then whoever has least.
+        // Whoever is about to release goes first, of these who lacks least, then whoever has least.
         let all = self.serves_all();
-        let mut order: Vec<(bool, Bytes, Holder)> = self
+        let first = self.first_urgent();
+        let mut order: Vec<(bool, bool, Bytes, Holder)> = self
             .accounts
             .iter()
             .filter(|(_, a)| !a.lacks().is_zero() && (all || a.urgent))
-            .map(|(holder, a)| (!a.urgent, a.held, *holder))
+            .map(|(holder, a)| (!a.urgent, first != Some(*holder), a.held, *holder))
             .collect();
         order.sort_unstable();
         let ready: Vec<u64> = self
@@ -502,7 +503,7 @@ impl Arena {
             .map(|(key, _)| *key)
             .collect();
         let mut ready = ready.into_iter();
-        for (_, _, holder) in order {
+        for (.., holder) in order {
             let mut given = Vec::new();
             loop {
                 let account = self.accounts.get_mut(&holder).expect("listed above");
@@ -609,6 +610,58 @@ impl Arena {
         [self.coming(), makeable, freeing, asked].into_iter().sum()
     }
 
+    /// Of those who are about to release and lack room for it: who lacks least.
+    fn first_urgent(&self) -> Option<Holder> {
+        let lacking = self
+            .accounts
+            .iter()
+            .filter(|(_, a)| a.urgent && !a.lacks().is_zero());
+        lacking
+            .map(|(holder, a)| (a.lacks(), *holder))
+            .min()
+            .map(|(_, holder)| holder)
+    }
+
+    /// What a holder has that nothing is in and that it was not asked for.
+    fn empty_at(&self, holder: Holder, a: &Account) -> Bytes {
+        let used = a.evicted.saturating_sub(a.tier.on_disk);
+        let used = used.saturating_sub(self.common_away(holder));
+        a.held.saturating_sub(used).saturating_sub(a.recalled)
+    }
+
+    /// Several who are about to release would wait for what the others have and cannot use, all of them for good: what the first
+    /// of them lacks is taken from the others, if that is enough.
+    fn recall_for_first(&mut self, now: Time, available: Bytes, moves: &mut Vec<Move>) {
+        let Some(first) = self.first_urgent() else {
+            return;
+        };
+        let mut short = self.accounts[&first].lacks().saturating_sub(available);
+        let others = self
+            .accounts
+            .iter()
+            .filter(|(holder, a)| **holder != first && a.urgent);
+        let mut spare: Vec<(Bytes, Holder)> = others
+            .map(|(holder, a)| (self.empty_at(*holder, a), *holder))
+            .filter(|(spare, _)| !spare.is_zero())
+            .collect();
+        let all: Bytes = spare.iter().map(|(spare, _)| *spare).sum();
+        if short.is_zero() || all < short {
+            return;
+        }
+        spare.sort_unstable_by_key(|(spare, holder)| (std::cmp::Reverse(*spare), *holder));
+        for (spare, holder) in spare {
+            let bytes = spare.min(short);
+            if bytes.is_zero() {
+                break;
+            }
+            let account = self.accounts.get_mut(&holder).expect("listed above");
+            account.recalled += bytes;
+            account.recalled_at = now;
+            short = short.saturating_sub(bytes);
+            moves.push(Move::Recall { from: holder, bytes });
+        }
+    }
+
     fn recall(&mut self, now: Time, moves: &mut Vec<Move>) {
         let available = self.in_sight();
         let mut asked = Bytes::ZERO;
@@ -649,6 +702,9 @@ impl Arena {
         let needed = self.wanted(true).saturating_add(self.to_load());
         let needed = needed.saturating_add(self.over());
         let short = needed.saturating_sub(available).saturating_sub(asked);
+        if asked.is_zero() && !short.is_zero() {
+            self.recall_for_first(now, available, moves);
+        }
         self.recall_common(now, short, moves);
     }
 

@@ -350,11 +350,16 @@ impl Writer {
     }
 }
 
+/// Where the file is that a log follows.
+pub(crate) fn older(path: &Path) -> PathBuf {
+    let mut old = path.as_os_str().to_owned();
+    old.push(".old");
+    old.into()
+}
+
 fn rotate(path: &Path) -> std::io::Result<()> {
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file()) {
-        let mut old = path.as_os_str().to_owned();
-        old.push(".old");
-        std::fs::rename(path, old)?;
+        std::fs::rename(path, older(path))?;
     }
     Ok(())
 }
@@ -379,7 +384,7 @@ fn open(path: &Path, max_bytes: u64) -> std::io::Result<(File, u64)> {
             file.set_len(whole)?;
             length = whole;
         }
-    } else if path.with_extension("jsonl.old").exists() {
+    } else if older(path).exists() {
         let mut line = serde_json::to_vec(&Record::Continued)?;
         line.push(b'\n');
         file.write_all(&line)?;

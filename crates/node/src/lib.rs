@@ -45,5 +45,5 @@ pub use disk::{DiskContent, DiskPlan, DiskRates, PackedRates, measure_disk};
 pub use ebb_disk::Packing;
 pub use eventlog::{PolicyRecord, Record};
 pub use place::PlaceError;
-pub use replay::{Divergence, ReplayError, Report, replay};
+pub use replay::{Divergence, Missing, ReplayError, Report, replay};
 pub use say::{Level, set_level};

@@ -1,11 +1,14 @@
 //! [`replay`]: feeds the events of a log to a fresh arbiter and compares what it does with what was done.
+//!
+//! A full log goes on in a new file, and the one before is kept: the two are read as one. What is before them is gone, and so is
+//! what a full disk cost; from there to the next start of a daemon the state is not known, and nothing can be compared.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ebb_policy::{Action, Arbiter, PolicyConfig};
 
-use crate::eventlog::Record;
+use crate::eventlog::{Record, older};
 
 /// What a replay found.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,13 +19,42 @@ pub struct Report {
     pub steps: u64,
     /// Events that could not be fed: the state before them is not in the log (records were lost, or an older file is gone).
     pub skipped: u64,
+    /// Why, for the first of them.
+    pub missing: Option<Missing>,
+    /// The last line is not complete: the daemon was stopped while it wrote, or writes still.
+    pub cut: bool,
     /// The first event that gave other actions.
     pub divergence: Option<Divergence>,
+}
+
+/// What of a log is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Its beginning: it follows a file that is gone, or was cut.
+    Beginning,
+    /// So many records, which a daemon could not write.
+    Records(u64),
+}
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Beginning => {
+                f.write_str("the beginning is missing: it was in an older file, or was cut off")
+            }
+            Self::Records(n) => write!(
+                f,
+                "{n} records are missing: the disk was full when they were to be written"
+            ),
+        }
+    }
 }
 
 /// An event that gave other actions than recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Divergence {
+    /// The file that it is in.
+    pub file: PathBuf,
     /// Line of the log, from 1.
     pub line: u64,
     /// What was done then.
@@ -37,6 +69,22 @@ pub enum ReplayError {
     /// It cannot be read.
     #[error("the event log cannot be read")]
     Io(#[from] std::io::Error),
+    /// Nothing of it can be replayed.
+    #[error("nothing of it can be replayed, {skipped} events: {missing}")]
+    Nothing {
+        /// Events in it.
+        skipped: u64,
+        /// What is not there.
+        missing: Missing,
+    },
+    /// The file that it follows is no event log.
+    #[error("{}, which it follows: {source}", path.display())]
+    Older {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<ReplayError>,
+    },
     /// It was written by an arbiter with other rules: it would not do the same.
     #[error(
         "line {line}: this run was decided by rules of version {rules}, and this program has version {}",
@@ -58,52 +106,127 @@ pub enum ReplayError {
     },
 }
 
-/// Replays a log file.
+/// Replays a log file, and the one that it follows, if that is there.
 ///
 /// # Errors
-/// [`ReplayError`] if it cannot be read. Other actions than recorded are no error but the report's `divergence`.
+/// [`ReplayError`] if it cannot be read, or nothing of it can be replayed. Other actions than recorded are no error but the
+/// report's `divergence`.
 pub fn replay(path: &Path) -> Result<Report, ReplayError> {
-    let mut report = Report::default();
-    let mut arbiter: Option<Arbiter> = None;
-    for (number, line) in BufReader::new(std::fs::File::open(path)?).lines().enumerate() {
-        let number = number as u64 + 1;
-        let record =
-            serde_json::from_str(&line?).map_err(|source| ReplayError::Format { line: number, source })?;
+    let mut run = Run::default();
+    let before = older(path);
+    if follows(path)? && before.is_file() {
+        run.file(&before, false).map_err(|error| ReplayError::Older {
+            path: before.clone(),
+            source: Box::new(error),
+        })?;
+        // A rotation comes between two whole lines.
+        run.report.cut = false;
+    }
+    if run.report.divergence.is_none() {
+        let goes_on = run.begun;
+        run.file(path, goes_on)?;
+    }
+    let report = run.report;
+    match report.missing {
+        Some(missing) if report.steps == 0 && report.divergence.is_none() => Err(ReplayError::Nothing {
+            skipped: report.skipped,
+            missing,
+        }),
+        _ => Ok(report),
+    }
+}
+
+/// Whether a log says that it follows another file.
+fn follows(path: &Path) -> Result<bool, ReplayError> {
+    let mut first = Vec::new();
+    BufReader::new(std::fs::File::open(path)?).read_until(b'\n', &mut first)?;
+    Ok(matches!(serde_json::from_slice(&first), Ok(Record::Continued)))
+}
+
+/// A replay under way.
+#[derive(Default)]
+struct Run {
+    report: Report,
+    /// As it was; `None` where that is not known.
+    arbiter: Option<Arbiter>,
+    /// Why it is not.
+    gap: Option<Missing>,
+    /// A file was read.
+    begun: bool,
+}
+
+impl Run {
+    fn file(&mut self, path: &Path, goes_on: bool) -> Result<(), ReplayError> {
+        self.begun = true;
+        let mut lines = BufReader::new(std::fs::File::open(path)?);
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            if lines.read_until(b'\n', &mut line)? == 0 {
+                break;
+            }
+            let record = match serde_json::from_slice(&line) {
+                Ok(record) => record,
+                Err(_) if line.last() != Some(&b'\n') => {
+                    self.report.cut = true;
+                    break;
+                }
+                Err(source) => return Err(ReplayError::Format { line: number, source }),
+            };
+            if number == 1 && goes_on && matches!(record, Record::Continued) {
+                continue;
+            }
+            if let Err(recorded) = self.record(number, record)? {
+                self.report.divergence = Some(Divergence {
+                    file: path.to_owned(),
+                    ..recorded
+                });
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One line; the inner error is what it does otherwise.
+    fn record(&mut self, line: u64, record: Record) -> Result<Result<(), Divergence>, ReplayError> {
         match record {
             Record::Start { policy, rules, .. } => {
                 if rules != ebb_policy::RULES {
-                    return Err(ReplayError::Rules { line: number, rules });
+                    return Err(ReplayError::Rules { line, rules });
                 }
-                report.runs += 1;
-                arbiter = Some(Arbiter::new(PolicyConfig::from(&policy)));
+                self.report.runs += 1;
+                self.arbiter = Some(Arbiter::new(PolicyConfig::from(&policy)));
             }
             Record::Step { t, event, actions } => {
-                let Some(arbiter) = &mut arbiter else {
-                    report.skipped += 1;
-                    continue;
+                let Some(arbiter) = &mut self.arbiter else {
+                    self.report.skipped += 1;
+                    let why = self.gap.unwrap_or(Missing::Beginning);
+                    self.report.missing.get_or_insert(why);
+                    return Ok(Ok(()));
                 };
                 let replayed = arbiter.handle(t, &event);
                 if replayed != actions {
-                    report.divergence = Some(Divergence {
-                        line: number,
+                    return Ok(Err(Divergence {
+                        file: PathBuf::new(),
+                        line,
                         recorded: actions,
                         replayed,
-                    });
-                    return Ok(report);
+                    }));
                 }
-                report.steps += 1;
+                self.report.steps += 1;
             }
             Record::Policy { policy, .. } => {
-                if let Some(arbiter) = &mut arbiter {
+                if let Some(arbiter) = &mut self.arbiter {
                     arbiter.set_config(PolicyConfig::from(&policy));
                 }
             }
             Record::Stranger { .. } | Record::Disk { .. } => {}
             // What comes behind a gap cannot be told from here.
-            Record::Gap { .. } | Record::Continued => arbiter = None,
+            Record::Gap { lost } => (self.arbiter, self.gap) = (None, Some(Missing::Records(lost))),
+            Record::Continued => (self.arbiter, self.gap) = (None, Some(Missing::Beginning)),
         }
+        Ok(Ok(()))
     }
-    Ok(report)
 }
 
 #[cfg(test)]
@@ -185,6 +308,78 @@ mod tests {
             file.write_all(b"\n").unwrap();
         }
         replay(file.path()).unwrap()
+    }
+
+    fn text(records: &[Record]) -> String {
+        let line = |record| serde_json::to_string(record).unwrap() + "\n";
+        records.iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_log_in_two_files_replays_as_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("any.log");
+        let records = log(true);
+        let (first, second) = records.split_at(200);
+        let second = text(&[Record::Continued]) + &text(second);
+        std::fs::write(&path, &second).unwrap();
+        let alone = replay(&path).unwrap_err();
+        assert!(
+            matches!(
+                alone,
+                ReplayError::Nothing {
+                    skipped: 209,
+                    missing: Missing::Beginning
+                }
+            ),
+            "{alone}"
+        );
+        std::fs::write(older(&path), text(first)).unwrap();
+        let report = replay(&path).unwrap();
+        assert_eq!((report.runs, report.steps, report.skipped), (1, 407, 0));
+        assert_eq!(
+            (report.divergence, report.missing, report.cut),
+            (None, None, false)
+        );
+        // What the older file lacks is said with its name.
+        std::fs::write(older(&path), "no record\n").unwrap();
+        let error = replay(&path).unwrap_err().to_string();
+        assert!(
+            error.contains("any.log.old, which it follows: line 1 is no record"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_is_cut_or_damaged_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        let all = text(&log(false));
+        // In the middle of the last line: as far as it goes.
+        std::fs::write(&path, &all[..all.len() - 9]).unwrap();
+        let report = replay(&path).unwrap();
+        assert_eq!((report.steps, report.cut, report.divergence), (406, true, None));
+        // In the middle of another one: by its number.
+        let mut lines: Vec<&str> = all.lines().collect();
+        lines[99] = &lines[99][..20];
+        std::fs::write(&path, lines.join("\n") + "\n").unwrap();
+        let error = replay(&path).unwrap_err().to_string();
+        assert!(
+            error.starts_with("line 100 is no record of an event log"),
+            "{error}"
+        );
+        // Its head is gone.
+        let tail: String = all.lines().skip(50).map(|line| format!("{line}\n")).collect();
+        std::fs::write(&path, tail).unwrap();
+        let error = replay(&path).unwrap_err().to_string();
+        assert!(error.contains("358 events: the beginning is missing"), "{error}");
+        // Records are lost in between: what is before them was compared.
+        let mut records = log(false);
+        records.insert(100, Record::Gap { lost: 7 });
+        std::fs::write(&path, text(&records)).unwrap();
+        let report = replay(&path).unwrap();
+        assert_eq!((report.steps, report.skipped), (99, 308));
+        assert_eq!(report.missing, Some(Missing::Records(7)));
     }
 
     #[test]

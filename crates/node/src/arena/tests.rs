@@ -145,6 +145,54 @@ fn the_last_piece_of_a_budget_is_used_too() {
     assert_eq!(arena.held(), Bytes::mib(70));
 }
 
+/// Each holds what the other lacks for a single chunk. The one who lacks least is served, then the other; nobody waits for ever, and nothing goes to
+/// and fro.
+#[test]
+fn two_who_are_about_to_release_do_not_wait_for_each_other() {
+    let mut bench = Bench::new(Bytes::mib(16), true);
+    for holder in [1, 2] {
+        bench.want(holder, Bytes::mib(8), false);
+    }
+    bench.work();
+    assert_eq!((bench.held_by(1), bench.held_by(2)), (4, 4));
+    // Both at once: what one was asked for before it was about to release, it keeps.
+    bench.arena.want(1, Bytes::mib(12), true);
+    bench.want(2, Bytes::mib(10), true);
+    // The second lacks less.
+    assert_eq!(bench.recalls, vec![(1, Bytes::mib(2))]);
+    bench.pump();
+    assert_eq!(bench.recalls.len(), 1, "asked once");
+    bench.give_back(1, 1);
+    bench.work();
+    assert_eq!((bench.held_by(1), bench.held_by(2)), (3, 5));
+    // It has released into that, needs no more, and what is empty of it is the other's.
+    let _ = bench.arena.in_use(bench.now, 2, Bytes::mib(4));
+    bench.want(2, Bytes::mib(4), false);
+    bench.work();
+    let recalled: Vec<_> = bench.recalls.drain(1..).collect();
+    assert_eq!(recalled, vec![(2, Bytes::mib(6))]);
+    bench.give_back(2, 3);
+    bench.work();
+    assert_eq!((bench.held_by(1), bench.held_by(2)), (6, 2));
+    assert_eq!(bench.recalls.len(), 1);
+}
+
+/// What all others have is not enough for any of them: nothing is taken in vain.
+#[test]
+fn nothing_is_taken_from_one_who_releases_if_it_would_not_be_enough() {
+    let mut bench = Bench::new(Bytes::mib(16), true);
+    for holder in [1, 2] {
+        bench.want(holder, Bytes::mib(8), false);
+    }
+    bench.work();
+    let _ = bench.arena.in_use(bench.now, 1, Bytes::mib(8));
+    let _ = bench.arena.in_use(bench.now, 2, Bytes::mib(6));
+    bench.arena.want(1, Bytes::mib(12), true);
+    bench.want(2, Bytes::mib(14), true);
+    bench.work();
+    assert!(bench.recalls.is_empty(), "{:?}", bench.recalls);
+}
+
 #[test]
 fn an_urgent_need_recalls_what_is_empty_elsewhere_and_goes_first() {
     let mut bench = Bench::new(Bytes::mib(16), true);

@@ -116,25 +116,39 @@ fn replay(log: &Path, json: bool) -> Result<()> {
                 "runs": report.runs,
                 "steps": report.steps,
                 "skipped": report.skipped,
+                "missing": report.missing.map(|missing| missing.to_string()),
+                "cut": report.cut,
                 "diverged_at_line": report.divergence.as_ref().map(|d| d.line),
             }),
         )?;
         writeln!(out)?;
     } else {
+        let mut out = anstream::stdout();
+        let plural = |n: u64| if n == 1 { "" } else { "s" };
         writeln!(
-            anstream::stdout(),
-            "{} events of {} daemons gave the recorded actions; {} could not be fed",
+            out,
+            "{} event{} of {} daemon{} gave the recorded actions, bit for bit",
             report.steps,
+            plural(report.steps),
             report.runs,
-            report.skipped
+            plural(report.runs)
         )?;
+        if let Some(missing) = report.missing {
+            writeln!(out, "{} could not be compared: {missing}", report.skipped)?;
+        }
+        if report.cut {
+            writeln!(
+                out,
+                "the last line is not complete: the daemon was stopped while it wrote, or writes still"
+            )?;
+        }
     }
     match report.divergence {
         None => Ok(()),
         Some(d) => Err(CliError::failed(format!(
             "line {} of {}: recorded {:?}, replayed {:?}",
             d.line,
-            log.display(),
+            d.file.display(),
             d.recorded,
             d.replayed
         ))

@@ -137,6 +137,10 @@ impl Driver {
             return;
         };
         let peers = process.peers.clone();
+        // Where the driver has put a process to sleep or brought it back, that is news, and the process may have nothing to tell.
+        for peer in &peers {
+            self.note_told(*peer, device);
+        }
         let clients = || {
             let peers = peers.iter().filter_map(|peer| self.peers.get(peer));
             peers.filter_map(|peer| peer.clients.get(&device))

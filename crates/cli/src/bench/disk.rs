@@ -169,7 +169,7 @@ pub(crate) fn disk(args: &DiskArgs) -> Result<()> {
         for one in report.stored.iter().filter(|one| one.compress != "none") {
             writeln!(
                 out,
-                "{} makes {:.1} % of {} of it",
+                "{}: files of {:.1} % of the segments ({})",
                 one.compress,
                 100.0 * one.ratio,
                 report.content

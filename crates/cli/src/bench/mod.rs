@@ -155,9 +155,6 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
             }
         }
     }
-    if let Some(picture) = &args.picture {
-        picture::write(&report, picture)?;
-    }
     if args.json {
         let mut out = std::io::stdout();
         serde_json::to_writer(&mut out, &report)?;
@@ -178,6 +175,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         if args.compare {
             compare::write(&report.others, &report.figures, &mut out)?;
         }
+    }
+    // Last: what was measured is told, whatever becomes of the file.
+    if let Some(picture) = &args.picture {
+        picture::write(&report, picture)?;
     }
     if report.mismatches > 0 {
         return Err(CliError::failed(format!(

@@ -29,11 +29,13 @@ pub(super) fn peer(stage: &mut Stage, rounds: u32) -> Result<Measured> {
         };
         return Ok(Err(why));
     }
-    // Room for one of the two and a quarter of the other: contexts, and what is under way.
+    // Room for one of the two and a quarter of the other: contexts, and what is under way. On a small (simulated) card a quarter is less
+    // than those.
+    let besides = Bytes(bytes.0 / 4).max(Bytes::mib(48));
     let ballast = stage
         .card
         .free
-        .saturating_sub(Bytes(bytes.0 / 4 * 5))
+        .saturating_sub(bytes + besides)
         .round_down(GRANULE);
     if !ballast.is_zero() {
         let _: Held = plain.ask(&format!("hold {}", ballast.0))?;

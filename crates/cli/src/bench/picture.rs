@@ -38,13 +38,22 @@ pub(super) fn write(report: &Report, to: &Path) -> Result<()> {
 
 /// Whether a picture can have that name; to be asked before hours of measuring.
 pub(super) fn check(to: &Path) -> Result<()> {
-    match to.extension().and_then(|e| e.to_str()) {
-        Some("svg" | "html" | "htm") => Ok(()),
-        _ => Err(CliError::usage(
+    let kind = to.extension().and_then(|e| e.to_str());
+    if !matches!(kind, Some("svg" | "html" | "htm")) {
+        return Err(CliError::usage(
             format!("{} is no kind of picture that is drawn here", to.display()),
             "name a .svg or .html file; a browser or `rsvg-convert` makes a .png of it",
-        )),
+        ));
     }
+    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        return Err(CliError::usage(
+            format!("there is no folder {} for the picture", folder.display()),
+            "make it first, or name another file",
+        ));
+    }
+    Ok(())
 }
 
 fn page(svg: &str) -> String {

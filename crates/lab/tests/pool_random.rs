@@ -291,15 +291,15 @@ fn trainings_need_little_more_than_is_live() {
     let cases = cases(100);
     let needs = needs(training, cases);
     assert!(needs.beyond * 10 <= cases, "{needs:?}");
-    assert!(needs.worst.0 <= 1.07 && needs.most.0 <= 16, "{needs:?}");
+    assert!(needs.worst.0 <= 1.07 && needs.most.0 <= 12, "{needs:?}");
 }
 
 #[test]
 fn serving_needs_little_more_than_is_live() {
     let cases = cases(100);
     let needs = needs(serving, cases);
-    assert!(needs.beyond * 10 <= cases, "{needs:?}");
-    assert!(needs.worst.0 <= 1.04 && needs.most.0 <= 10, "{needs:?}");
+    assert!(needs.beyond * 50 <= cases, "{needs:?}");
+    assert!(needs.worst.0 <= 1.03 && needs.most.0 <= 6, "{needs:?}");
 }
 
 #[test]

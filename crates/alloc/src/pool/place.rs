@@ -7,7 +7,7 @@ use super::plan::{Aim, Call, Draft, Plan};
 use super::runs::Owner;
 use super::{Mark, Pool, Request, Step, Stream, views};
 
-/// How many fits a small block looks at to find one that uses no idle granule.
+/// How many fits are looked at to find the one that uses the fewest idle granules.
 const LOOKS: usize = 8;
 /// The ends of granules that save no granule are mapped for a block if they are at least one of so many parts of it.
 const WORTH_MAPPING: u64 = 16;
@@ -117,9 +117,8 @@ impl Pool {
         others
     }
 
-    /// Best fit. A small block rather takes bytes of granules that are in use anyhow.
+    /// Best fit, among a few the one that takes most bytes of granules that are in use anyhow.
     fn fit(&self, stream: Stream, len: u64, align: u64) -> Option<u64> {
-        let looks = if len < self.config.granule { LOOKS } else { 1 };
         let mut best: Option<(u64, u64)> = None;
         let mut looked = 0;
         for (start, run_len) in self.runs.fitting(stream, len) {
@@ -128,7 +127,7 @@ impl Pool {
                     best = Some((uses, at));
                 }
                 looked += 1;
-                if uses == 0 || looked == looks {
+                if uses == 0 || looked == LOOKS {
                     break;
                 }
             }

@@ -19,6 +19,7 @@ BENCHES = {
     "clean, 32 GiB": (["--bytes", "32Gi", "--rounds", "5"], None, 90, {}, {"clean, time": 0.035}),
     "clean": (["--bytes", "16Gi", "--rounds", "5"], ["--bytes", "4Gi"], 60, {}, {"clean, time": 0.0175}),
     "hibernate, ring": (["--bytes", "16Gi", "--rounds", "3", "--ring"], None, 120, {}, {}),
+    "replicas": (["--bytes", "48Gi", "--rounds", "3"], ["--bytes", "3Gi"], 150, {"replicas, restore": 0.95}, {}),
     "disk": (["WORK", "--bytes", "8Gi"], ["WORK", "--bytes", "1Gi"], 120, {"spill": 0.9, "load": 0.9}, {}),
     "disk, weights": (["WORK", "--bytes", "2Gi", "--rounds", "2", "--compress", "none,lz4,zstd", "--content", "weights"], None, 90, {}, {}),
     # From 1 GiB up to what is named here, and in 1, 2, 4, ... programs: the second one has small programs, as many as the card has contexts for.
@@ -43,6 +44,8 @@ def shown(figure):
     def one(value):
         if figure["unit"] == "bytes_per_s":
             return f"{value / 1e9:.1f} GB/s"
+        if figure["unit"] == "bytes":
+            return f"{value / GIB:.2f} GiB"
         return f"{value:.3f} s" if value >= 0.01 else f"{1e6 * value:.2f} us"
 
     return f"{one(figure['ebb'])}, {figure['against']} {one(figure['limit'])}, ratio {figure['ratio']:.3f}"

@@ -31,6 +31,8 @@ pub struct Options {
     pub arena: Bytes,
     /// Pin a ring of it and no more.
     pub ring: bool,
+    /// Equal host copies are had in common.
+    pub share: bool,
     /// More lines of `ebb.toml`.
     pub config: String,
 }
@@ -47,6 +49,7 @@ impl Default for Options {
             link: 0,
             arena: Bytes::mib(1024),
             ring: false,
+            share: true,
             config: String::new(),
         }
     }
@@ -120,11 +123,12 @@ impl Stage {
 
     fn config_text(&self) -> String {
         format!(
-            "state_dir = {:?}\n{}\n[arena]\nbudget = {:?}\nsegment = \"8Mi\"\npinned = {:?}\n",
+            "state_dir = {:?}\n{}\n[arena]\nbudget = {:?}\nsegment = \"8Mi\"\npinned = {:?}\nshare = {}\n",
             self.folder.path().join("state"),
             self.options.config,
             self.options.arena.to_quantity(),
             if self.options.ring { "ring" } else { "all" },
+            self.options.share,
         )
     }
 

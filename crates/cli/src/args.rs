@@ -423,6 +423,8 @@ pub(crate) enum Bench {
     Clean,
     /// From one program to another on a card that has room for one, both ways of the link at once
     Handover,
+    /// Host memory of several programs with the same bytes, and bringing them back
+    Replicas,
     /// To another card over NVLink and back
     Peer,
     /// An empty kernel launch

@@ -229,6 +229,15 @@ fn registration(device: &dyn DeviceMemory, host: &dyn Host) {
         assert!(host.holds(memory, g, seed));
         device.unregister_host(memory, g).expect("unregister_host");
     }
+    // Not every driver registers what is only read.
+    if device.register_read_only(memory, g).is_ok() {
+        host.fill(memory, g, 13);
+        copy_in(device, at, memory, g);
+        device.unregister_host(memory, g).expect("unregister_host");
+        host.fill(memory, g, 0);
+        copy_out(device, memory, at, g);
+        assert!(host.holds(memory, g, 13));
+    }
     device.unmap(at, g).expect("unmap");
     device.release(handle).expect("release");
     device.free_reservation(at, g).expect("free_reservation");

@@ -9,12 +9,14 @@
 //! thread, ahead of need; nobody who evicts, restores or frees waits for them. A segment is handed out in pieces only
 //! when it is ready, and leaves only when it is empty.
 //!
-//! What a chunk left here when it came back is *kept* ([`crate::kept`]), and gives way to whoever needs the room.
+//! What a chunk left here when it came back is *kept* ([`crate::kept`]), and gives way to whoever needs the room. What other tasks have as well may lie
+//! in segments that they have in common ([`common`]).
 //!
 //! # Locks
 //! `state` may be taken under a device's lock, and the link's outbox and the events under it. No driver call is made
 //! under it.
 
+mod common;
 mod pinning;
 mod ring;
 mod rooms;
@@ -27,7 +29,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
-use ebb_alloc::{HostSlots, Piece};
+use ebb_alloc::Piece;
 use ebb_device::{DeviceError, Fingerprint, HostAddr};
 use ebb_protocol::ToDaemon;
 use ebb_protocol::wire::{MAX_FDS, SegmentInfo};
@@ -38,6 +40,7 @@ use crate::fd::{ChildSlot, OurFd};
 use crate::kept::{HostCopy, KeptCopies, OnCard, Ticket};
 use crate::pace::Pace;
 use crate::threads;
+pub(crate) use common::{Slots, is_common};
 use ring::Ring;
 use rooms::Rooms;
 pub(crate) use rooms::room_of;
@@ -63,6 +66,8 @@ struct Segment {
     /// The program closed the descriptor before a new daemon could be told: it knows nothing of this segment, which takes
     /// nothing in any more and leaves when it is empty.
     unknown: bool,
+    /// One that others have in common with this process: nobody can write it.
+    common: bool,
     /// On disk, or on its way there or back.
     tier: tier::Tier,
 }
@@ -89,11 +94,15 @@ enum Job {
     ReadBack {
         id: u64,
     },
+    /// Tell of what is at rest.
+    Rest,
+    /// Something is offered that is in common with others.
+    Common(Box<common::Offer>),
 }
 
 #[derive(Debug, Default)]
 struct State {
-    slots: HostSlots,
+    slots: Slots,
     kept: KeptCopies,
     segments: BTreeMap<u64, Segment>,
     jobs: VecDeque<Job>,
@@ -120,6 +129,14 @@ struct State {
     spare: u64,
     /// Some segments were unpinned ahead of a hibernation.
     early: pinning::Early,
+    /// The last notice of what is at rest.
+    notice: u64,
+    /// The driver does not register what can only be read: nothing is offered for.
+    common_refused: bool,
+    /// What the daemon was told last of bytes in common segments.
+    common_told: (u64, u64),
+    /// Bytes that came to lie in common segments lately, and how many of such were written since.
+    taken: (u64, u64),
 }
 
 /// The arena of a process.
@@ -144,6 +161,8 @@ pub(crate) struct Sums {
     pub(crate) used: u64,
     /// By copies of what is back.
     pub(crate) kept: u64,
+    /// In common segments, beyond those: by what is away, and by copies of what is back.
+    pub(crate) common: (u64, u64),
     pub(crate) registered: u64,
     pub(crate) segments: u64,
     pub(crate) lost: u64,
@@ -201,13 +220,16 @@ impl Arena {
     ) -> Result<Ticket, HostCopy> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let bytes: u64 = copy.pieces.iter().map(|piece| piece.len).sum();
+        let own = copy.pieces.iter().filter(|piece| !is_common(piece));
+        let bytes: u64 = own.map(|piece| piece.len).sum();
         let leaves = |piece: &Piece| {
             let segment = state.segments.get(&piece.segment);
             segment.is_none_or(|s| s.unknown || !s.tier.is_here())
         };
         let of_use = !copy.pieces.is_empty() && !copy.prints.is_empty();
-        if !of_use || state.recall > 0 || bytes > at_most || copy.pieces.iter().any(leaves) {
+        // What lies in common segments alone is in nobody's way.
+        let in_the_way = bytes > 0 && state.recall > 0;
+        if !of_use || in_the_way || at_most == 0 || bytes > at_most || copy.pieces.iter().any(leaves) {
             return Err(copy);
         }
         while state.kept.bytes() > at_most - bytes {
@@ -282,6 +304,9 @@ impl Arena {
 
     /// Pieces that must never be used again.
     pub(crate) fn lose(&self, pieces: &[Piece]) {
+        // Nothing is ever copied to those.
+        let (common, pieces): (Vec<Piece>, Vec<Piece>) = pieces.iter().partition(|piece| is_common(piece));
+        self.give_back(&common);
         let (rooms, here): (Vec<&Piece>, _) = pieces.iter().partition(|piece| rooms::is_room(piece));
         for room in rooms {
             self.rooms.lose(room);
@@ -292,6 +317,7 @@ impl Arena {
     /// Lets empty segments leave, as far as the daemon asked.
     fn send_off(&self, state: &mut State) {
         state.give_way();
+        state.leave_common();
         let alone = state.segments.len() == 1 && state.jobs.is_empty();
         for (id, bytes) in state.slots.empty() {
             let ring = state.ring.as_ref().is_some_and(|ring| ring.id == id);
@@ -402,6 +428,8 @@ impl Arena {
                 Job::Part { bytes } => self.part(core, bytes),
                 Job::TakeBack { id } => self.take_back(core, id),
                 Job::ReadBack { id } => self.read_back(core, id),
+                Job::Rest => self.tell_rest(core),
+                Job::Common(offer) => self.take_common(core, *offer),
             }
             // Whoever waits for room looks again.
             core.wake_devices();
@@ -457,6 +485,7 @@ impl Arena {
                 pinning: false,
                 flying: 0,
                 unknown: false,
+                common: false,
                 tier: tier::Tier::HERE,
             },
         );
@@ -508,6 +537,9 @@ impl Arena {
     }
 
     fn see_off(&self, core: &Arc<Core>, id: u64) {
+        if !self.may_leave(id) {
+            return;
+        }
         let ring = self.end_ring(Some(id));
         if ring == Some(true) {
             let mut state = self.lock();
@@ -525,6 +557,7 @@ impl Arena {
             if let Some(segment) = state.segments.get_mut(&id) {
                 segment.leaving = false;
             }
+            Self::not_left(&mut state, id);
             state.close_as_it_is(id);
             return;
         }
@@ -545,7 +578,7 @@ impl Arena {
             let known = !segment.unknown;
             drop(segment);
             if known {
-                core.link.send(ToDaemon::ArenaReturn { segments: vec![id] });
+                core.link.send(Self::farewell(id));
             }
             // The ring goes when it is the last.
             let mut state = self.lock();
@@ -564,7 +597,7 @@ impl Arena {
     /// A device goes: what was registered through it is not registered any more. Called before the context is destroyed.
     pub(crate) fn device_leaves(&self, core: &Arc<Core>, index: usize) {
         let _unregistering = self.unregistering();
-        let registered: Vec<(u64, HostAddr, u64)> = {
+        let registered: Vec<(u64, HostAddr, u64, bool)> = {
             let mut state = self.lock();
             state
                 .segments
@@ -572,14 +605,14 @@ impl Arena {
                 .filter(|(_, segment)| segment.registered == Some(index))
                 .map(|(id, segment)| {
                     segment.registered = None;
-                    (*id, segment.host, segment.bytes)
+                    (*id, segment.host, segment.bytes, segment.common)
                 })
                 .collect()
         };
         let Some(device) = core.device(index) else {
             return;
         };
-        for (id, host, bytes) in registered {
+        for (id, host, bytes, common) in registered {
             if let Err(error) = device.memory.unregister_host(host, bytes) {
                 core.events
                     .note(format!("arena segment {id} stays pinned: {error}"));
@@ -589,7 +622,7 @@ impl Arena {
                 .into_iter()
                 .find(|other| other.index != index && !other.lock().stop);
             if let Some(other) = other
-                && other.memory.register_host(host, bytes).is_ok()
+                && common::register(&other, common, host, bytes).is_ok()
             {
                 let mut state = self.lock();
                 if let Some(segment) = state.segments.get_mut(&id) {
@@ -600,14 +633,24 @@ impl Arena {
     }
 
     /// What to ask the daemon for, if that changed: room for all allocations, ahead of need.
-    pub(crate) fn want(&self, allocated: u64) -> Option<ToDaemon> {
+    pub(crate) fn want(&self, core: &Core, allocated: u64) -> Option<ToDaemon> {
+        let away = self.steady_away(core);
         let mut state = self.lock();
         let allocated = if allocated > 0 {
             allocated.saturating_add(state.spare)
         } else {
             0
         };
-        if state.urgent || state.wanted == allocated {
+        if state.urgent {
+            return None;
+        }
+        // What lies in common segments and was not written lately is expected to stay there. For the rest there is room of its own all the same: no
+        // release waits for memory because others have the same bytes.
+        let steady = away + state.kept.steady_common();
+        if steady > 0 && allocated > 0 {
+            self.shed(&mut state, allocated.saturating_sub(steady));
+        }
+        if state.wanted == allocated {
             return None;
         }
         state.wanted = allocated;
@@ -637,7 +680,7 @@ impl Arena {
             Job::Leave { id } => {
                 let stays = segments
                     .get_mut(id)
-                    .filter(|segment| !segment.unknown && segment.tier.is_here());
+                    .filter(|segment| !segment.unknown && !segment.common && segment.tier.is_here());
                 let Some(segment) = stays else { return true };
                 segment.leaving = false;
                 slots.set_closed(*id, ring.as_ref().is_some_and(|ring| ring.id == *id));
@@ -647,7 +690,7 @@ impl Arena {
         });
         let staying: u64 = segments
             .values()
-            .filter(|segment| !segment.leaving && !segment.unknown)
+            .filter(|segment| !segment.leaving && !segment.unknown && !segment.common)
             .map(|segment| segment.bytes)
             .sum();
         let arriving = arriving(jobs);
@@ -685,7 +728,7 @@ impl Arena {
         state.recall = 0;
         let mut held: Vec<(SegmentInfo, Arc<OurFd>)> = Vec::new();
         for (id, segment) in &mut state.segments {
-            if segment.tier.home == tier::Home::File {
+            if segment.tier.home == tier::Home::File || segment.common {
                 continue;
             }
             if !segment.fd.is_ours() {
@@ -722,6 +765,7 @@ impl Arena {
             }
         }
         let files = Self::declare_files(state, resumed);
+        let common = Self::declare_common(state, resumed);
         self.send_off(state);
         held.chunks(MAX_FDS)
             .map(|some| {
@@ -729,6 +773,7 @@ impl Arena {
                 (ToDaemon::ArenaDeclare { segments }, fds)
             })
             .chain(files)
+            .chain(common)
             .collect()
     }
 
@@ -738,6 +783,10 @@ impl Arena {
             total: state.slots.total(),
             used: state.slots.used() - state.kept.bytes(),
             kept: state.kept.bytes(),
+            common: {
+                let kept = state.kept.common();
+                (state.slots.in_common().saturating_sub(kept), kept)
+            },
             registered: state
                 .segments
                 .values()

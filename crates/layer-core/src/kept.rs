@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use ebb_alloc::{HostSlots, Piece};
+use ebb_alloc::Piece;
 use ebb_device::Fingerprint;
 use ebb_device::fingerprint::BLOCK;
+
+use crate::arena::{Slots, is_common};
 
 /// Where the bytes of a chunk are when it is not on the card, and what is known of them.
 ///
@@ -18,7 +20,8 @@ use ebb_device::fingerprint::BLOCK;
 /// | some | none | in the pieces |
 /// | some | some | in the pieces, except for the blocks that are zero |
 ///
-/// The pieces are of host memory, or one of them is a room on another card ([`crate::arena::room_of`]) and the only one.
+/// The pieces are of host memory, of this process's own or in common with others ([`crate::arena::is_common`]), or one of them is a room on another
+/// card ([`crate::arena::room_of`]) and the only one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostCopy {
     pub(crate) pieces: Vec<Piece>,
@@ -36,6 +39,11 @@ impl HostCopy {
             pieces,
             ..Self::default()
         }
+    }
+
+    /// Bytes of it in common segments, if its chunk came back and left again unchanged.
+    pub(crate) fn steady_common(&self) -> u64 {
+        if self.steady { common_of(self) } else { 0 }
     }
 
     /// Whether there is nothing to bring back.
@@ -102,24 +110,42 @@ pub(crate) struct OnCard {
     pub(crate) steady: u64,
 }
 
-/// The kept copies of a process, oldest first. Their pieces count as used in the arena's slots.
+/// The kept copies of a process, oldest first. Their pieces count as used in the arena's slots. What of them lies in common segments makes no room
+/// for anything here if it is given up, and counts apart.
 #[derive(Debug, Default)]
 pub(crate) struct KeptCopies {
     copies: BTreeMap<Ticket, Kept>,
     next: u64,
     bytes: u64,
+    common: u64,
     on_card: BTreeMap<usize, OnCard>,
 }
 
 impl KeptCopies {
-    /// Bytes of all pieces.
+    /// Bytes of all pieces of the process's own.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
+    /// Bytes of all pieces in common segments.
+    pub(crate) fn common(&self) -> u64 {
+        self.common
+    }
+
+    /// Of those, of the copies of one device's chunks.
+    pub(crate) fn common_of_device(&self, device: usize) -> u64 {
+        let here = self.copies.values().filter(|kept| kept.device == device);
+        here.map(|kept| common_of(&kept.copy)).sum()
+    }
+
+    /// Of those, of copies that were steady when they left last.
+    pub(crate) fn steady_common(&self) -> u64 {
+        self.copies.values().map(|kept| kept.copy.steady_common()).sum()
+    }
+
     /// Bytes that giving everything up would make room for, in whole `unit`s.
     pub(crate) fn room(&self, unit: u64) -> u64 {
-        let pieces = self.copies.values().flat_map(|kept| &kept.copy.pieces);
+        let pieces = self.copies.values().flat_map(|kept| own(&kept.copy));
         pieces.map(|piece| piece.len / unit * unit).sum()
     }
 
@@ -128,6 +154,7 @@ impl KeptCopies {
         self.next += 1;
         let ticket = Ticket(self.next);
         self.bytes += bytes_of(&copy);
+        self.common += common_of(&copy);
         let sums = self.on_card.entry(device).or_default();
         sums.kept += len;
         sums.steady += if copy.steady { len } else { 0 };
@@ -143,6 +170,7 @@ impl KeptCopies {
     pub(crate) fn claim(&mut self, ticket: Ticket) -> Option<HostCopy> {
         let Kept { copy, device, len } = self.copies.remove(&ticket)?;
         self.bytes -= bytes_of(&copy);
+        self.common -= common_of(&copy);
         if let Some(sums) = self.on_card.get_mut(&device) {
             sums.kept -= len;
             sums.steady -= if copy.steady { len } else { 0 };
@@ -166,7 +194,7 @@ impl KeptCopies {
     }
 
     /// Gives a copy up. `false` if it is not there.
-    pub(crate) fn give_up(&mut self, ticket: Ticket, slots: &mut HostSlots) -> bool {
+    pub(crate) fn give_up(&mut self, ticket: Ticket, slots: &mut Slots) -> bool {
         let Some(copy) = self.claim(ticket) else {
             return false;
         };
@@ -177,25 +205,43 @@ impl KeptCopies {
         true
     }
 
-    /// Gives the oldest copy up. `false` if there is none.
-    pub(crate) fn give_up_oldest(&mut self, slots: &mut HostSlots) -> bool {
-        match self.copies.first_key_value() {
-            Some((ticket, _)) => self.give_up(*ticket, slots),
+    /// Gives the oldest copy up that makes room. `false` if there is none.
+    pub(crate) fn give_up_oldest(&mut self, slots: &mut Slots) -> bool {
+        let makes_room = |kept: &Kept| own(&kept.copy).next().is_some();
+        let oldest = self.copies.iter().find(|(_, kept)| makes_room(kept));
+        match oldest.map(|(ticket, _)| *ticket) {
+            Some(ticket) => self.give_up(ticket, slots),
             None => false,
         }
+    }
+
+    /// Lets `change` look at the pieces of every copy, which may lie elsewhere from then on.
+    pub(crate) fn rehome(&mut self, mut change: impl FnMut(&mut Vec<Piece>)) {
+        for Kept { copy, .. } in self.copies.values_mut() {
+            self.bytes -= bytes_of(copy);
+            self.common -= common_of(copy);
+            change(&mut copy.pieces);
+            self.bytes += bytes_of(copy);
+            self.common += common_of(copy);
+        }
+    }
+
+    /// All pieces of all copies.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.copies.values().flat_map(|kept| &kept.copy.pieces)
     }
 
     /// Bytes in each segment.
     pub(crate) fn by_segment(&self) -> BTreeMap<u64, u64> {
         let mut sums = BTreeMap::new();
-        for piece in self.copies.values().flat_map(|kept| &kept.copy.pieces) {
+        for piece in self.copies.values().flat_map(|kept| own(&kept.copy)) {
             *sums.entry(piece.segment).or_default() += piece.len;
         }
         sums
     }
 
     /// Gives up what has a piece in a segment.
-    pub(crate) fn leave(&mut self, segment: u64, slots: &mut HostSlots) {
+    pub(crate) fn leave(&mut self, segment: u64, slots: &mut Slots) {
         let there: Vec<Ticket> = self
             .copies
             .iter()
@@ -208,8 +254,17 @@ impl KeptCopies {
     }
 }
 
+fn own(copy: &HostCopy) -> impl Iterator<Item = &Piece> {
+    copy.pieces.iter().filter(|piece| !is_common(piece))
+}
+
 fn bytes_of(copy: &HostCopy) -> u64 {
-    copy.pieces.iter().map(|piece| piece.len).sum()
+    own(copy).map(|piece| piece.len).sum()
+}
+
+fn common_of(copy: &HostCopy) -> u64 {
+    let common = copy.pieces.iter().filter(|piece| is_common(piece));
+    common.map(|piece| piece.len).sum()
 }
 
 #[cfg(test)]
@@ -244,7 +299,7 @@ mod tests {
 
     #[test]
     fn kept_copies_give_way() {
-        let mut slots = HostSlots::default();
+        let mut slots = Slots::default();
         assert!(slots.add(1, 8) && slots.add(2, 8));
         let mut kept = KeptCopies::default();
         let tickets: Vec<Ticket> = (0..4)

@@ -137,6 +137,8 @@ fn write(core: &Core, total: u64, events: &[(std::time::Duration, String)]) -> S
         json.number("bytes", sums.total);
         json.number("used", sums.used);
         json.number("kept", sums.kept);
+        json.number("common_away", sums.common.0);
+        json.number("common_kept", sums.common.1);
         json.number("registered", sums.registered);
         json.number("segments", sums.segments);
         json.number("arriving", sums.arriving);

@@ -39,6 +39,8 @@ pub(crate) struct Script {
     pub(crate) answer_attach: bool,
     /// It wants nothing pinned but a ring.
     pub(crate) ring: bool,
+    /// It has host copies in common.
+    pub(crate) common: bool,
     /// Goes on with sessions, as a daemon that did not die.
     pub(crate) resume: bool,
     pub(crate) alloc_wait: Duration,
@@ -58,6 +60,7 @@ impl Default for Script {
             segment: 16 * G,
             answer_attach: true,
             ring: false,
+            common: false,
             resume: false,
             alloc_wait: Duration::from_millis(100),
             alloc_wait_max: LONG,
@@ -401,7 +404,8 @@ impl Books {
                 };
                 let lodging = script.lends.map_or(0, |_| feature::LODGING);
                 let ring = if script.ring { feature::RING } else { 0 };
-                let bits = lodging | ring;
+                let common = if script.common { feature::COMMON } else { 0 };
+                let bits = lodging | ring | common;
                 let features = (bits != 0).then(|| (ToLayer::Features { bits }, Vec::new()));
                 [(welcome, Vec::new())].into_iter().chain(features).collect()
             }

@@ -96,6 +96,8 @@ struct Account {
     urgent: bool,
     evicted: Bytes,
     held: Bytes,
+    /// What it has in common segments, of what is off the card and of what is not.
+    common: (Bytes, Bytes),
     /// Asked back and not come yet.
     recalled: Bytes,
     recalled_at: Time,
@@ -267,6 +269,7 @@ impl Arena {
             urgent: false,
             evicted: Bytes::ZERO,
             held: Bytes::ZERO,
+            common: (Bytes::ZERO, Bytes::ZERO),
             recalled: Bytes::ZERO,
             recalled_at: Time(0),
             segments: BTreeMap::new(),
@@ -762,10 +765,17 @@ fn is_segment(memory: &OwnedFd, bytes: Bytes) -> bool {
 }
 
 impl Account {
-    /// What it wants and does not have, in memory or on disk.
+    /// What it wants and does not have, in memory or on disk. What lies in common segments needs no room ahead of need, unless it is written: then
+    /// its holder is in need.
     fn lacks(&self) -> Bytes {
         let has = self.held.saturating_add(self.tier.on_disk);
-        self.want.saturating_sub(has)
+        let (away, kept) = self.common;
+        let common = if self.urgent {
+            Bytes::ZERO
+        } else {
+            away.saturating_add(kept)
+        };
+        self.want.saturating_sub(has).saturating_sub(common)
     }
 }
 

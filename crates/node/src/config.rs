@@ -565,7 +565,7 @@ impl RawArena {
             huge_pages: self.huge_pages.unwrap_or(false),
             threads,
             pinned: self.pinned.unwrap_or_default(),
-            share: self.share.unwrap_or(false),
+            share: self.share.unwrap_or(true),
         })
     }
 }

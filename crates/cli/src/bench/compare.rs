@@ -242,6 +242,7 @@ fn ours(figures: &[Figure], what: &str, bytes: u64) -> Option<f64> {
     match figure.unit {
         Unit::BytesPerS => Some(bytes as f64 / figure.ebb),
         Unit::Seconds => Some(figure.ebb),
+        Unit::Bytes => None,
     }
 }
 

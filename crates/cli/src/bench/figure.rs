@@ -14,12 +14,15 @@ pub(super) enum Unit {
     BytesPerS,
     /// Less is better.
     Seconds,
+    /// Less is better.
+    Bytes,
 }
 
 impl Unit {
     pub(super) fn show(self, value: f64) -> String {
         match self {
             Self::BytesPerS => format!("{:.1} GB/s", value / 1e9),
+            Self::Bytes => format!("{:.2} GB", value / 1e9),
             Self::Seconds if value.abs() < 1e-6 => format!("{:.0} ns", value * 1e9),
             Self::Seconds if value.abs() < 1e-3 => format!("{:.2} us", value * 1e6),
             Self::Seconds if value.abs() < 1.0 => format!("{:.1} ms", value * 1e3),
@@ -129,6 +132,24 @@ impl Figure {
     ) -> Self {
         Self {
             unit: Unit::BytesPerS,
+            ..Self::paired(what, bytes, against, samples, limits)
+        }
+    }
+}
+
+impl Figure {
+    /// Memory that something takes, beside what it would take otherwise.
+    pub(super) fn bytes(
+        what: &'static str,
+        bytes: u64,
+        against: &'static str,
+        samples: Vec<f64>,
+        limits: Vec<f64>,
+    ) -> Self {
+        let (ebb, limit) = (median(&samples), median(&limits));
+        Self {
+            unit: Unit::Bytes,
+            ratio: ebb / limit,
             ..Self::paired(what, bytes, against, samples, limits)
         }
     }

@@ -15,6 +15,7 @@ mod hibernate;
 mod peer;
 mod picture;
 pub(crate) mod pool;
+mod replicas;
 mod server;
 
 use std::io::{IsTerminal, Write};
@@ -110,6 +111,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         let (figure, wrong) = handover::handover(&mut stage, args.rounds)?;
         report.mismatches += wrong;
         report.figures.push(figure);
+    }
+    if wanted(Bench::Replicas) {
+        let (figures, wrong) = replicas::replicas(&mut stage, args.rounds)?;
+        report.mismatches += wrong;
+        report.figures.extend(figures);
     }
     if wanted(Bench::Launch) || wanted(Bench::Alloc) {
         calls(&mut stage, args.rounds, &wanted, &mut report.figures)?;

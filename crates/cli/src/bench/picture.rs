@@ -181,7 +181,7 @@ fn verdict(figure: &Figure) -> (String, &'static str) {
             };
             (format!("{:.1} %", 100.0 * ratio), class)
         }
-        Unit::Seconds => {
+        Unit::Seconds | Unit::Bytes => {
             let class = match ratio {
                 r if r <= 1.05 => "good",
                 r if r <= 1.3 => "fair",

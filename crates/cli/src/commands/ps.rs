@@ -97,6 +97,13 @@ pub(crate) fn write_snapshot(out: &mut impl Write, snapshot: &Snapshot) -> std::
         "\nhost arena: {} of {} held, {} lent",
         arena.held, arena.budget, arena.lent
     )?;
+    if !arena.common.is_zero() {
+        writeln!(
+            out,
+            "shared host copies: {}, in place of {} more",
+            arena.common, arena.spared
+        )?;
+    }
     if let Some(disk) = &arena.disk {
         let limit = match disk.limit {
             Bytes::MAX => String::new(),

@@ -17,7 +17,7 @@ use std::time::Instant;
 use ebb_device::{DeviceError, HostAddr};
 
 use super::ring::Ring;
-use super::{Arena, State};
+use super::{Arena, State, common};
 use crate::core::Core;
 use crate::threads;
 
@@ -32,6 +32,8 @@ struct One {
     bytes: u64,
     /// The device that it is registered with.
     device: usize,
+    /// It can only be read.
+    common: bool,
 }
 
 /// Unpinning ahead of a hibernation.
@@ -62,6 +64,7 @@ impl State {
                 host: segment.host,
                 bytes: segment.bytes,
                 device: segment.registered?,
+                common: segment.common,
             };
             if busy || !full(*id, segment.bytes) {
                 return None;
@@ -181,6 +184,7 @@ impl Arena {
                     host,
                     bytes,
                     device,
+                    common: segment.common,
                 })
             };
             state.segments.iter().filter_map(one).collect()
@@ -237,6 +241,7 @@ impl Arena {
                     host: segment.host,
                     bytes: segment.bytes,
                     device: device.index,
+                    common: segment.common,
                 };
                 if !only_ring && Some(one.id) != ring {
                     segment.pinning = true;
@@ -260,6 +265,7 @@ impl Arena {
                     host,
                     bytes,
                     device: device.index,
+                    common: false,
                 })
             });
             (ring, rest)
@@ -384,7 +390,7 @@ fn pin_one(core: &Core, one: One) {
     let device = core.device(one.device).filter(|device| !device.lock().stop);
     let mut registered = None;
     if let Some(device) = device.filter(|_| wanted) {
-        match device.memory.register_host(one.host, one.bytes) {
+        match common::register(&device, one.common, one.host, one.bytes) {
             Ok(()) => registered = Some(one.device),
             Err(error) => core.events.note(format!(
                 "arena segment {} is not pinned again, copies will be slower: {error}",

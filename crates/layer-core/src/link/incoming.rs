@@ -24,8 +24,6 @@ fn by_slot(core: &Core, slot: u32) -> Option<Arc<Device>> {
 /// Does what a message says. None of it waits for anything.
 pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
     match message {
-        // The daemon sends them to those that say they can.
-        ToLayer::ArenaCommon { .. } | ToLayer::ArenaCommonWanted { .. } => {}
         // `World` answers who asks on a connection of its own.
         ToLayer::Welcome { .. } | ToLayer::Refused { .. } | ToLayer::World { .. } | ToLayer::Held { .. } => {}
         ToLayer::Attached {
@@ -123,6 +121,10 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
         ToLayer::ArenaStored { segments } => core.arena.stored(core, &segments, fds),
         ToLayer::ArenaStay { segments } => core.arena.stay(&segments),
         ToLayer::ArenaBack { segments } => core.arena.back(core, &segments, fds),
+        ToLayer::ArenaCommon { segment, blocks } => {
+            core.arena.offered(core, segment, blocks, fds.into_iter().next());
+        }
+        ToLayer::ArenaCommonWanted { segments } => core.arena.unkeep(&segments),
         ToLayer::ArenaBroken { segments } => core.arena.broken(&segments),
         ToLayer::LodgingLent {
             device,
@@ -160,6 +162,8 @@ pub(super) fn handle(core: &Arc<Core>, message: ToLayer, fds: Vec<OurFd>) {
             if bits & feature::SHARE != 0 {
                 core.share.met(core);
             }
+            // A new daemon knows of nothing that is at rest.
+            core.arena.rest(core);
         }
         ToLayer::ShareAsk {
             hold,

@@ -389,7 +389,10 @@ impl<'a> Connection<'a> {
                 self.told.insert(device.index, usage);
             }
         }
-        if let Some(want) = self.core.arena.want(allocated) {
+        if let Some(news) = self.core.arena.common_news() {
+            link.send(news);
+        }
+        if let Some(want) = self.core.arena.want(self.core, allocated) {
             link.send(want);
         }
     }

@@ -86,6 +86,16 @@ impl Pool {
         })
     }
 
+    /// Bytes in common segments of copies whose chunks came back and left again unchanged.
+    pub(crate) fn steady_common(&self) -> u64 {
+        let places = self.movable().map(|(.., place)| place);
+        let copies = places.filter_map(|place| match place {
+            Place::Host(copy) => Some(copy.steady_common()),
+            _ => None,
+        });
+        copies.sum()
+    }
+
     /// A chunk on the card: its address, handle and kept copy.
     pub(crate) fn on_card(&self, id: ChunkId) -> Option<(u64, Handle, Option<Ticket>)> {
         let chunk = self.spans.get(&id.span)?.chunks.get(id.index)?;

@@ -107,6 +107,7 @@ pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
     }
     drop(state);
     core.link.poke();
+    core.arena.rest(core);
 }
 
 /// Lease that is unused, then cached spans and what stream-ordered pools keep.
@@ -166,7 +167,10 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
         }
     };
     let elsewhere = core.arena.rooms.ask(core, device, whole);
-    let here = all.saturating_sub(elsewhere);
+    // What turns out to be changed of those asks for room when it is known.
+    let here = all
+        .saturating_sub(elsewhere)
+        .saturating_sub(core.arena.kept_common(device.index));
     let mut room = core.arena.has_room(here, granule);
     if !room {
         core.link.send(core.arena.want_now(here, granule));
@@ -534,8 +538,13 @@ fn copy_for(
     let known = !prints.is_empty();
     let (pieces, stale) = match kept {
         Some(kept) => {
-            let stale = known.then(|| kept.stale(out.len, &prints));
-            (kept.pieces, stale)
+            let stale = if known {
+                kept.stale(out.len, &prints)
+            } else {
+                vec![(0, out.len)]
+            };
+            let pieces = core.arena.own(kept.pieces, &stale, device.memory.granularity())?;
+            (pieces, Some(stale))
         }
         None => match core.arena.rooms.book(device, out.len) {
             Some(room) => (vec![room], None),

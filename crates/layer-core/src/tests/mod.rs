@@ -2,6 +2,7 @@
 //! after it.
 
 mod allocating;
+mod common;
 mod daemon;
 mod descriptors;
 mod faults;

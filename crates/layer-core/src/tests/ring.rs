@@ -264,7 +264,7 @@ fn a_hibernation_that_does_not_come_leaves_all_pinned() {
         rig.until("a connection", |rig| rig.engine.core.link.epoch() != 0);
         assert!(rig.holds(at, 64 * G, 7));
         rig.until("room for a ring is wanted no more", |rig| {
-            rig.engine.core.arena.want(64 * G).is_none_or(
+            rig.engine.core.arena.want(&rig.engine.core, 64 * G).is_none_or(
                 |want| matches!(want, ToDaemon::ArenaWant { bytes, .. } if bytes == Bytes(64 * G)),
             )
         });

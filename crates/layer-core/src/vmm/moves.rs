@@ -112,6 +112,18 @@ impl Vmm {
         })
     }
 
+    /// Of what is away of a device: bytes in common segments of copies that came back and left again unchanged.
+    pub(crate) fn steady_common(&self, device: usize) -> u64 {
+        self.with(|table| {
+            let here = table.memories.values().filter(|memory| memory.device == device);
+            let copies = here.filter_map(|memory| match &memory.place {
+                Place::Host(copy) => Some(copy.steady_common()),
+                _ => None,
+            });
+            copies.sum()
+        })
+    }
+
     /// One on the card, where all of it can be read: where, its real handle, and its kept copy.
     pub(crate) fn readable(
         &self,

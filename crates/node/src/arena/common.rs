@@ -34,6 +34,8 @@ const RATE: u64 = 2 << 30;
 const LOOK: usize = 256;
 /// Blocks that are read by one job that compares, but for the last match's.
 const MERGE: usize = 1024;
+/// After somebody was asked for it.
+const ASKED_PAUSE: Duration = Duration::from_millis(50);
 /// After there was no memory for a common segment, in the budget or on the machine.
 const ROOM_PAUSE: Duration = Duration::from_secs(2);
 
@@ -116,8 +118,6 @@ pub(super) struct Commons {
     by_wire: BTreeMap<(Holder, u64), u64>,
     under_way: Option<UnderWay>,
     not_before: Time,
-    /// Bytes of each holder that lie in common segments: of what is off the card, and kept.
-    uses: BTreeMap<Holder, (Bytes, Bytes)>,
 }
 
 impl Commons {
@@ -202,17 +202,16 @@ impl Arena {
 
     /// What those bytes would take beyond that if each holder had its own.
     pub(crate) fn spared(&self) -> Bytes {
-        let uses = self.common.uses.values();
-        let all: Bytes = uses.map(|(away, kept)| away.saturating_add(*kept)).sum();
+        let uses = self.accounts.values().map(|account| account.common);
+        let all: Bytes = uses.map(|(away, kept)| away.saturating_add(kept)).sum();
         all.saturating_sub(self.common_bytes())
     }
 
     /// Of what a holder has off the card: bytes that lie in common segments.
     pub(super) fn common_away(&self, holder: Holder) -> Bytes {
-        self.common
-            .uses
+        self.accounts
             .get(&holder)
-            .map_or(Bytes::ZERO, |(away, _)| *away)
+            .map_or(Bytes::ZERO, |account| account.common.0)
     }
 
     /// A holder says which of its bytes are at rest. Ids that it does not hold are ignored, and what is not whole blocks.
@@ -388,7 +387,12 @@ impl Arena {
         }
         if chosen.is_empty() {
             if waits {
-                self.common.not_before = now.after(ROOM_PAUSE);
+                let pause = if self.ask_for_own(now, moves) {
+                    ASKED_PAUSE
+                } else {
+                    ROOM_PAUSE
+                };
+                self.common.not_before = now.after(pause);
             }
             return;
         }
@@ -401,6 +405,25 @@ impl Arena {
             .insert(key, Segment::new(bytes, None, State::Merging, wire));
         self.common.under_way = Some(UnderWay::Merge(chosen));
         moves.push(Move::Equal(equal::Job::Merge { key, alike }));
+    }
+
+    /// Asks for room that is empty because what was in it is in common by now, a segment at a time. `false`: there is none.
+    fn ask_for_own(&mut self, now: Time, moves: &mut Vec<Move>) -> bool {
+        let spare = |(holder, account): (&Holder, &super::Account)| {
+            let (away, kept) = account.common;
+            let used = account.evicted.saturating_sub(account.tier.on_disk);
+            let spare = account.held.saturating_sub(used.saturating_sub(away));
+            let theirs = spare.min(away.saturating_add(kept));
+            (theirs >= self.segment && account.recalled.is_zero()).then_some((theirs, *holder))
+        };
+        let Some((_, from)) = self.accounts.iter().filter_map(spare).max() else {
+            return false;
+        };
+        let bytes = self.segment;
+        let account = self.account(from);
+        (account.recalled, account.recalled_at) = (bytes, now);
+        moves.push(Move::Recall { from, bytes });
+        true
     }
 
     /// What a sample stands for from now on.

@@ -184,7 +184,10 @@ impl World {
             match what {
                 Move::Work(job) => self.jobs.push(job),
                 Move::Equal(job) => self.equal.push(job),
-                Move::Give { to, .. } | Move::Offer { to, .. } | Move::Unkeep { to, .. } => {
+                Move::Give { to, .. }
+                | Move::Recall { from: to, .. }
+                | Move::Offer { to, .. }
+                | Move::Unkeep { to, .. } => {
                     if let Some(program) = self.programs.get_mut(&to) {
                         program.inbox.push_back(what);
                     }
@@ -389,6 +392,7 @@ impl World {
                 self.call(|arena, _, moves| arena.offer_answered(holder, segment.id, Some(held), moves));
                 self.tell_use(holder);
             }
+            Some(Move::Recall { .. }) => self.give_back(holder),
             // Nothing is only kept here: all of it is off the card.
             _ => {}
         }
@@ -447,7 +451,9 @@ impl World {
                 self.work(0);
                 continue;
             }
-            match self.arena.next_deadline(self.now).filter(|at| *at > self.now) {
+            // As the driver: not at once, and not before it has something to do.
+            let next = self.arena.next_deadline(self.now);
+            match next.map(|at| at.max(self.now.after(Duration::from_millis(10)))) {
                 Some(at) if at < self.now.after(Duration::from_secs(30)) => {
                     self.now = at;
                     self.call(|_, _, _| ());
@@ -592,6 +598,21 @@ fn what_was_written_since_is_not_taken() {
     world.run();
     world.verify();
     assert_eq!((world.in_common(0), world.in_common(1)), (0, 1));
+}
+
+#[test]
+fn in_a_full_arena_what_is_in_common_makes_the_room_for_more() {
+    // Room for both programs' own, and for one segment more.
+    let mut world = World::new(9);
+    let values: Vec<u8> = (0..16).map(|n| n * 2).collect();
+    world.alike(&[0, 1], &values);
+    assert_eq!((world.in_common(0), world.in_common(1)), (16, 16));
+    for holder in [0, 1] {
+        world.give_back(holder);
+        world.want(holder, 0, false);
+    }
+    world.run();
+    assert_eq!(world.arena.held(), Bytes(4 * SEGMENT.0), "one copy for both");
 }
 
 #[test]

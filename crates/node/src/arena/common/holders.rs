@@ -87,10 +87,8 @@ impl Arena {
 
     /// What of a holder's lies in common segments.
     pub(crate) fn common_use(&mut self, holder: Holder, away: Bytes, kept: Bytes) {
-        if away.is_zero() && kept.is_zero() {
-            self.common.uses.remove(&holder);
-        } else if self.accounts.contains_key(&holder) {
-            self.common.uses.insert(holder, (away, kept));
+        if let Some(account) = self.accounts.get_mut(&holder) {
+            account.common = (away, kept);
         }
     }
 
@@ -117,7 +115,8 @@ impl Arena {
         for (info, memory) in infos.iter().zip(memories) {
             taken += usize::from(self.declare_one_common(holder, *info, memory));
         }
-        for key in before {
+        let all: Vec<u64> = self.common.commons.keys().copied().collect();
+        for key in all {
             self.sweep_common(key, moves);
         }
         taken
@@ -210,7 +209,6 @@ impl Arena {
     pub(in crate::arena) fn common_died(&mut self, holder: Holder, moves: &mut Vec<Move>) {
         self.common.forget_holder(holder);
         self.common.domains.remove(&holder);
-        self.common.uses.remove(&holder);
         for key in self.common.of(holder) {
             if let Some(common) = self.common.commons.get_mut(&key) {
                 common.holders.remove(&holder);

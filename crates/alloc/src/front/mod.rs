@@ -134,6 +134,14 @@ impl<D: Driver> Backing for Calls<'_, D> {
     }
 }
 
+/// What became of a plan.
+enum Outcome<E> {
+    Ran(Finished),
+    /// Work was not over when it was to be: with this error.
+    Late(AllocateError<E>),
+}
+use Outcome::{Late, Ran};
+
 impl<D: Driver> Front<D> {
     /// An empty pool over this driver.
     ///
@@ -196,13 +204,24 @@ impl<D: Driver> Front<D> {
             return Ok(at);
         }
         self.flush(0);
+        // Work that memory would have to be taken from could not be waited for.
+        let mut late = None;
         loop {
-            let step = lock(&self.pool).allocate(request);
+            let step = if late.is_some() {
+                lock(&self.pool).allocate_new(&request)
+            } else {
+                lock(&self.pool).allocate(request)
+            };
             let at = match step {
                 Step::Ready(at) => at,
-                Step::Run(plan) => match self.run(*plan)? {
-                    Finished::Block(at) => at,
-                    Finished::Less | Finished::Failed => return Err(AllocateError::NoRoom(size)),
+                Step::Run(plan) => match self.run_in_time(*plan) {
+                    Ok(Ran(Finished::Block(at))) => at,
+                    Ok(Ran(Finished::Less | Finished::Failed)) => return Err(AllocateError::NoRoom(size)),
+                    Ok(Late(error)) if late.is_none() => {
+                        late = Some(error);
+                        continue;
+                    }
+                    Ok(Late(error)) | Err(error) => return Err(error),
                 },
                 Step::Ask(streams) => {
                     for stream in streams {
@@ -220,7 +239,8 @@ impl<D: Driver> Front<D> {
                     }
                     continue;
                 }
-                Step::NoRoom(short) => return Err(AllocateError::NoRoom(short)),
+                // With time there would be room.
+                Step::NoRoom(short) => return Err(late.unwrap_or(AllocateError::NoRoom(short))),
                 Step::Addresses(bytes) => {
                     let (start, len) = self.driver.reserve(bytes).map_err(AllocateError::Driver)?;
                     if !lock(&self.pool).add_range(start, len) {
@@ -242,9 +262,21 @@ impl<D: Driver> Front<D> {
     }
 
     fn run(&self, plan: Plan) -> Result<Finished, AllocateError<D::Error>> {
+        match self.run_in_time(plan)? {
+            Ran(finished) => Ok(finished),
+            Late(error) => Err(error),
+        }
+    }
+
+    fn run_in_time(&self, plan: Plan) -> Result<Outcome<D::Error>, AllocateError<D::Error>> {
         let (done, error) = plan.run(&mut Calls(&self.driver));
+        let late = matches!(plan.calls().get(done), Some(Call::Wait { .. }));
         let finished = lock(&self.pool).finish(plan, done);
-        error.map_or(Ok(finished), |error| Err(AllocateError::Driver(error)))
+        match error.map(AllocateError::Driver) {
+            None => Ok(Ran(finished)),
+            Some(error) if late => Ok(Late(error)),
+            Some(error) => Err(error),
+        }
     }
 
     /// Frees a block whose last work is `stream`'s, and that of `others`.

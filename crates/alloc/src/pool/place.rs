@@ -72,6 +72,30 @@ impl Pool {
         self.make_room(size, len, align, stream)
     }
 
+    /// A block in new memory of its own, however much is idle: nothing has to be waited for. For who cannot wait, as while a graph is captured.
+    /// Aligned to a granule at most.
+    pub fn allocate_new(&mut self, request: &Request) -> Step {
+        let Request { size, stream, .. } = *request;
+        let Some(len) = self.config.round(size).filter(|len| *len <= u64::MAX >> 1) else {
+            return Step::NoRoom(size);
+        };
+        let need = self.config.up(len);
+        let left = self.config.limit.saturating_sub(self.chunks.physical());
+        if need > left {
+            return Step::NoRoom(need - left);
+        }
+        match self.space.first(need) {
+            Some((end, _)) => match self.grown(end, end, need, size, len, stream) {
+                Ok(mut plan) => {
+                    self.hand_out(&mut plan);
+                    Step::Run(Box::new(plan))
+                }
+                Err(step) => step,
+            },
+            None => Step::Addresses(need),
+        }
+    }
+
     /// A block, if there is one without any call of the driver and without asking how far streams are. Nothing else changes.
     pub fn allocate_mapped(&mut self, request: &Request) -> Option<u64> {
         let Request {
@@ -205,7 +229,7 @@ impl Pool {
         for (id, cuts) in cut {
             self.recut(&mut plan, id, &cuts, stream);
         }
-        self.sweep(&mut plan);
+        self.sweep(&mut plan, stream);
         self.hand_out(&mut plan);
         Step::Run(Box::new(plan))
     }
@@ -551,8 +575,28 @@ impl Pool {
 
     /// New memory at `end`, for a block that begins at `at`, at or before it.
     fn grow(&mut self, at: u64, end: u64, grows: u64, size: u64, len: u64, stream: Stream) -> Step {
+        match self.grown(at, end, grows, size, len, stream) {
+            Ok(mut plan) => {
+                self.sweep(&mut plan, stream);
+                self.hand_out(&mut plan);
+                Step::Run(Box::new(plan))
+            }
+            Err(step) => step,
+        }
+    }
+
+    /// The plan for that, and nothing else. To be handed out.
+    fn grown(
+        &mut self,
+        at: u64,
+        end: u64,
+        grows: u64,
+        size: u64,
+        len: u64,
+        stream: Stream,
+    ) -> Result<Plan, Step> {
         if !self.space.take_at(end, grows) {
-            return Step::Addresses(grows);
+            return Err(Step::Addresses(grows));
         }
         let mut plan = Plan::new(Aim::Block {
             at,
@@ -590,9 +634,7 @@ impl Pool {
         if shared {
             self.make(&mut plan, from, self.config.granule, stream);
         }
-        self.sweep(&mut plan);
-        self.hand_out(&mut plan);
-        Step::Run(Box::new(plan))
+        Ok(plan)
     }
 
     /// A view of these ends and idle chunks, and of `extra` new bytes.
@@ -714,14 +756,15 @@ impl Pool {
             });
         }
         self.counters.stitched += 1;
-        self.sweep(&mut plan);
+        self.sweep(&mut plan, stream);
         self.hand_out(&mut plan);
         Step::Run(Box::new(plan))
     }
 
-    /// Takes mappings that serve nobody away with a plan, if they are many.
-    fn sweep(&mut self, plan: &mut Plan) {
-        if self.stale.len() >= STALE_MANY {
+    /// Takes mappings that serve nobody away with a plan for a stream, if they are many. Other streams' work may use them: not while a graph
+    /// is captured, when nothing can be waited for.
+    fn sweep(&mut self, plan: &mut Plan, stream: Stream) {
+        if self.stale.len() >= STALE_MANY && !self.private.contains(&stream) {
             self.unmap_stale(plan, STALE_MANY);
         }
     }

@@ -101,6 +101,60 @@ mod tests {
         pool.check().unwrap();
     }
 
+    /// While a graph is captured no work can be waited for: mappings that serve nobody and that another stream's work may use stay for
+    /// another time, and new memory is to be had without a wait however much there is that would have to be waited for.
+    #[test]
+    fn what_is_captured_waits_for_no_stream() {
+        let mut pool = Pool::new(Config::for_granule(GRANULE));
+        assert!(pool.add_range(1 << 40, 1 << 40));
+        let mut calls = Calls::default();
+        // What is larger than the holes between blocks that stay is stitched of them.
+        let all: Vec<u64> = (0..200)
+            .map(|_| allocate(&mut pool, &mut calls, GRANULE, OTHER))
+            .collect();
+        for at in all.iter().step_by(2) {
+            pool.free(*at, OTHER, Mark(1), &[]).unwrap();
+        }
+        let wide = allocate(&mut pool, &mut calls, 90 * GRANULE, OTHER);
+        pool.free(wide, OTHER, Mark(2), &[]).unwrap();
+        while let Some(view) = pool.views.oldest_unused(&pool.private) {
+            pool.drop_view(view);
+        }
+        assert!(pool.stale.len() >= 90);
+        pool.keep(GRAPH);
+        let request = Request {
+            size: 2 * GRANULE,
+            align: 1,
+            stream: GRAPH,
+            asked: true,
+        };
+        let Step::Run(plan) = pool.allocate(request) else {
+            panic!("nothing is the graph's yet");
+        };
+        let waits = |plan: &Plan| plan.calls().iter().any(|call| matches!(call, Call::Wait { .. }));
+        assert!(!waits(&plan), "{:?}", plan.calls());
+        assert!(matches!(pool.finish(*plan, 0), Finished::Failed));
+        let request = Request {
+            stream: OTHER,
+            ..request
+        };
+        let Step::Run(plan) = pool.allocate(request) else {
+            panic!("no hole is so large");
+        };
+        assert!(waits(&plan), "another stream's plan takes them away");
+        assert!(matches!(pool.finish(*plan, 0), Finished::Failed));
+        pool.check().unwrap();
+        let Step::Run(plan) = pool.allocate_new(&request) else {
+            panic!("there are addresses");
+        };
+        assert!(!waits(&plan));
+        let (done, _) = plan.run(&mut calls);
+        assert!(matches!(pool.finish(*plan, done), Finished::Block(_)));
+        pool.check().unwrap();
+        pool.set_limit(pool.stats().reserved);
+        assert!(matches!(pool.allocate_new(&request), Step::NoRoom(bytes) if bytes == 2 * GRANULE));
+    }
+
     /// What a captured graph used stays where it is, mapped and nobody else's, until the graph is gone; inside the capture it is used again,
     /// also in other pieces.
     #[test]

@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ebb_abi::*;
 use ebb_device::Props;
 use ebb_layer_core::{FrameworkStats, Order};
+use ebb_units::Bytes;
 
 use crate::bridge::{self, Running};
 use crate::hooks::{capture, memory, pools, with};
@@ -103,7 +104,18 @@ fn allocate(
         match made {
             Ok(at) => Some(at),
             // Zero is no address: no room, which the driver would not have either.
-            Err(error) => (bridge::alloc_code(error) == Some(CUresult::ERROR_OUT_OF_MEMORY)).then_some(0),
+            Err(error) => (bridge::alloc_code(error) == Some(CUresult::ERROR_OUT_OF_MEMORY)).then(|| {
+                // A program that does not look at the answer fails much later, and elsewhere.
+                let during = if capture::any() {
+                    ", while a graph is captured"
+                } else {
+                    ""
+                };
+                running
+                    .engine
+                    .note(&format!("ebb_pool: no {}{during}: {error}", Bytes(size)));
+                0
+            }),
         }
     });
     let at = answer.unwrap_or_else(|| plainly(size));

@@ -11,7 +11,7 @@
 //! | `link BYTES ROUNDS` | `{"out":[s],"in":[s],"both":[s]}`: pinned copies of so many bytes, each way and both at once |
 //! | `card BYTES ROUNDS` | `{"each":[s]}`: copies of so many bytes from one place on the card to another |
 //! | `peer BYTES ROUNDS` | `{"cards":n,"out":[s],"in":[s]}`: copies of so many bytes to a second card and back; empty if there is none in reach |
-//! | `take BYTES` | `{"seconds":s}`: allocates in blocks of 1 GiB at most, and keeps it |
+//! | `take BYTES` | `{"seconds":s}`: allocates it in one piece, and keeps it |
 //! | `launch BATCHES` | `{"each":[s]}`: mean time of a launch in batches of 500 |
 //! | `alloc BYTES N` | `{"each":[s]}`: allocating and freeing |
 //!
@@ -228,12 +228,7 @@ impl Server<'_> {
 
     fn take(&mut self, bytes: u64) -> Result<Value, Refused> {
         let began = Instant::now();
-        let mut left = bytes / 4 * 4;
-        while left > 0 {
-            let block = self.driver.alloc(left.min(BLOCK))?;
-            left -= block.bytes;
-            self.taken.push(block);
-        }
+        self.taken.push(self.driver.alloc(bytes / 4 * 4)?);
         Ok(json!({ "seconds": began.elapsed().as_secs_f64() }))
     }
 

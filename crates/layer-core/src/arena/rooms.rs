@@ -10,14 +10,17 @@
 //! with the process. A chunk knows where its bytes are by pieces; a room is one piece, with [`ROOM`] in its segment's number,
 //! so that whoever drops a chunk's copy need not know the difference. The daemon lends the bytes, and may want them back for
 //! those who live on that card: then the owner thread of this card moves chunks on to host memory
-//! ([`crate::residency`], *rehome*), or they come home if there is room for them.
+//! ([`crate::residency`], *rehome*), or they come home if there is room for them. Rooms are made ahead, and taken apart, by a thread beside
+//! the copies ([`helper`]).
 //!
 //! # Locks
 //! The state here may be taken under a device's lock and under the arena's, and the link's outbox and the events under it. No
 //! driver call is made under it.
 
+mod helper;
+
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_alloc::Piece;
@@ -47,6 +50,12 @@ pub(crate) fn room_of(pieces: &[Piece]) -> Option<&Piece> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// The helper makes it at this moment.
+    Making,
+    /// The same, and a chunk waits for it.
+    Promised,
+    /// It is made, and for no chunk yet.
+    Ready,
     Booked,
     Holds,
     Going,
@@ -97,6 +106,7 @@ struct Home {
     wanted: BTreeMap<DeviceUuid, u64>,
     /// Nothing is moved out of rooms before.
     not_before: Option<Instant>,
+    help: helper::Help,
 }
 
 impl Home {
@@ -132,6 +142,24 @@ impl Home {
         self.wanted.get(&lender).is_some_and(|bytes| *bytes > 0)
     }
 
+    /// Room for a chunk, of what is lent: on which card, and what memory there is made with.
+    fn take_spare(&mut self, len: u64) -> Option<(DeviceUuid, Props)> {
+        let wanted = &self.wanted;
+        let fits = |(lender, spare): &(&DeviceUuid, &mut u64)| {
+            **spare >= len && wanted.get(*lender).is_none_or(|bytes| *bytes == 0)
+        };
+        let (lender, spare) = self.spare.iter_mut().find(fits)?;
+        let props = self.lenders.get(lender)?;
+        *spare -= len;
+        Some((*lender, *props))
+    }
+
+    /// That card does not give what it lent: no more is tried there for now.
+    fn refused(&mut self, core: &Core, lender: DeviceUuid) {
+        let spare = self.spare.remove(&lender).unwrap_or(0);
+        self.left(core, lender, spare);
+    }
+
     /// So much has been left. Told under the lock, so that no account of all that is held crosses it. Without a connection nobody
     /// needs to hear it: the next daemon hears what is held.
     fn left(&mut self, core: &Core, lender: DeviceUuid, bytes: u64) {
@@ -162,6 +190,8 @@ struct Books {
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
     books: Mutex<Books>,
+    /// For the helper.
+    changed: Condvar,
 }
 
 /// Sums for the report.
@@ -322,35 +352,25 @@ impl Rooms {
             let unused = bytes.min(*spare);
             *spare -= unused;
             home.left(core, lender, unused);
+            books.unready(device.index, Some(lender));
         }
+        self.changed.notify_all();
         device.wake();
     }
 
     /// Room for a chunk, on one card; it is made by [`Self::build`]. Takes no driver call.
     pub(crate) fn book(&self, device: &Device, len: u64) -> Option<Piece> {
-        let mut guard = self.lock();
-        let books = &mut *guard;
-        let home = books.homes.get_mut(&device.index)?;
-        let wanted = &home.wanted;
-        let fits = |(lender, spare): &(&DeviceUuid, &mut u64)| {
-            **spare >= len && wanted.get(*lender).is_none_or(|bytes| *bytes == 0)
+        let mut books = self.lock();
+        let id = match books.ready(device.index, len) {
+            Some(id) => id,
+            None => {
+                let (lender, _) = books.homes.get_mut(&device.index)?.take_spare(len)?;
+                books.made_in_line(device.index, len);
+                books.enter(device.index, lender, len, State::Booked, &device.memory)
+            }
         };
-        let (lender, spare) = home.spare.iter_mut().find(fits)?;
-        *spare -= len;
-        books.next += 1;
-        let id = books.next | ROOM;
-        books.rooms.insert(
-            id,
-            Room {
-                home: device.index,
-                lender: *lender,
-                len,
-                state: State::Booked,
-                built: Built::default(),
-                doubted: false,
-                memory: Arc::clone(&device.memory),
-            },
-        );
+        // One more may be made ahead.
+        self.changed.notify_all();
         Some(Piece {
             segment: id,
             offset: 0,
@@ -358,16 +378,38 @@ impl Rooms {
         })
     }
 
-    /// Makes a booked room.
+    /// Makes a booked room, if it is not made.
     ///
     /// # Errors
     /// The driver's. The room is gone, and no more is lent by that card for now.
     pub(crate) fn build(&self, core: &Core, device: &Device, piece: &Piece) -> Result<(), DeviceError> {
         let found = {
-            let books = self.lock();
-            let room = books.rooms.get(&piece.segment);
+            let is_promised = |books: &mut Books| {
+                let room = books.rooms.get(&piece.segment);
+                room.is_some_and(|room| room.state == State::Promised)
+            };
+            let mut books = self.lock();
+            let promised = is_promised(&mut books);
+            if promised {
+                // As long as the driver's calls for it take, which the helper is in the middle of.
+                let waited = self.changed.wait_while(books, is_promised);
+                books = waited.unwrap_or_else(PoisonError::into_inner);
+            }
+            let Books {
+                rooms, homes, taken, ..
+            } = &mut *books;
+            let room = rooms.get_mut(&piece.segment);
+            if let Some(room) = room.filter(|room| room.state == State::Booked && room.built.mapped) {
+                room.state = State::Holds;
+                *taken += piece.len;
+                return Ok(());
+            }
+            if promised {
+                return Err(DeviceError::OutOfMemory);
+            }
+            let room = rooms.get(&piece.segment);
             room.and_then(|room| {
-                let home = books.homes.get(&room.home)?;
+                let home = homes.get(&room.home)?;
                 Some((room.lender, *home.lenders.get(&room.lender)?))
             })
         };
@@ -390,8 +432,7 @@ impl Rooms {
             }
             Err(error) => {
                 if let Some(home) = books.homes.get_mut(&device.index) {
-                    let spare = home.spare.remove(&lender).unwrap_or(0);
-                    home.left(core, lender, spare);
+                    home.refused(core, lender);
                 }
                 drop(books);
                 self.sweep(core);
@@ -437,7 +478,9 @@ impl Rooms {
     /// Nobody needs these bytes any more: the room goes at the next [`Self::sweep`].
     pub(crate) fn let_go(&self, piece: &Piece) {
         if let Some(room) = self.lock().rooms.get_mut(&piece.segment) {
-            room.state = State::Going;
+            // What is being made is its maker's until it is made.
+            let promised = room.state == State::Promised;
+            room.state = if promised { State::Making } else { State::Going };
         }
     }
 
@@ -468,8 +511,10 @@ impl Rooms {
             && let Some(home) = books.homes.get_mut(&room.home)
         {
             home.shunned.failed(room.lender, Instant::now());
-            let unused = home.spare.remove(&room.lender).unwrap_or(0);
-            home.left(core, room.lender, unused);
+            home.refused(core, room.lender);
+            let (home, lender) = (room.home, room.lender);
+            books.unready(home, Some(lender));
+            self.changed.notify_all();
         }
     }
 
@@ -560,6 +605,13 @@ impl Rooms {
         self.lock().moved_on += bytes;
     }
 
+    /// Whether a chunk waits for a room that the helper is making.
+    #[cfg(test)]
+    pub(crate) fn is_any_promised(&self) -> bool {
+        let books = self.lock();
+        books.rooms.values().any(|room| room.state == State::Promised)
+    }
+
     /// Whether anything lies on other cards.
     pub(crate) fn any(&self) -> bool {
         !self.lock().rooms.is_empty()
@@ -585,6 +637,33 @@ impl Rooms {
 }
 
 impl Books {
+    /// A room that is not there yet, of bytes that were taken of what is lent.
+    fn enter(
+        &mut self,
+        home: usize,
+        lender: DeviceUuid,
+        len: u64,
+        state: State,
+        memory: &Arc<dyn DeviceMemory>,
+    ) -> u64 {
+        self.next += 1;
+        let id = self.next | ROOM;
+        let memory = Arc::clone(memory);
+        self.rooms.insert(
+            id,
+            Room {
+                home,
+                lender,
+                len,
+                state,
+                built: Built::default(),
+                doubted: false,
+                memory,
+            },
+        );
+        id
+    }
+
     /// A room that a chunk is to move out of now.
     fn to_leave(&self, device: usize, now: Instant) -> Option<u64> {
         let home = self.homes.get(&device)?;

@@ -227,13 +227,28 @@ impl Out {
         }
     }
 
-    /// Its bytes are safe: takes it off the card. What failed, and whether it is on the card still.
-    pub(super) fn take_down(mut self, core: &Core, device: &Device, copy: HostCopy) -> Result<(), Undone> {
+    /// Where it is mapped, if that is in one place, for nobody else, and unmapping it needs nothing besides.
+    pub(super) fn place(&self) -> Option<u64> {
+        match self.what {
+            OutOf::Pool { at, .. } => Some(at),
+            OutOf::Program { .. } => None,
+        }
+    }
+
+    /// Its bytes are safe: takes it off the card. `mapped`: whether it is mapped still, as what has no [`Self::place`] always is. What
+    /// failed, and whether it is on the card still.
+    pub(super) fn take_down(
+        mut self,
+        core: &Core,
+        device: &Device,
+        copy: HostCopy,
+        mapped: bool,
+    ) -> Result<(), Undone> {
         self.leave_seat(device);
         let memory = &*device.memory;
         match &self.what {
             OutOf::Pool { id, at } => {
-                if let Err(error) = memory.unmap(*at, self.len) {
+                if mapped && let Err(error) = memory.unmap(*at, self.len) {
                     self.stays_locked(core, &mut device.lock());
                     return Err(Undone::Stands("unmapping", error, copy));
                 }

@@ -11,7 +11,7 @@ use ebb_units::Bytes;
 
 use super::chunks::{self, Chunk, Out, Undone};
 use super::survey::Survey;
-use super::{DEPTH, mesh, reopen};
+use super::{drops, mesh, reopen};
 use crate::arena::{Readiness, Transfer, room_of};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
@@ -19,14 +19,30 @@ use crate::kept::HostCopy;
 use crate::{beside, frameworks, steps, streamed};
 
 /// A chunk whose copy is under way, or that needs none.
-struct Leaving {
+pub(super) struct Leaving {
     chunk: Chunk,
-    out: Out,
+    pub(super) out: Out,
     /// Where its bytes are when the transfer is over.
     copy: HostCopy,
     transfer: Option<Transfer>,
     /// Bytes of the copy.
     copied: u64,
+    pub(super) mapped: Mapped,
+}
+
+/// Whether a chunk that leaves is mapped still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mapped {
+    Untried,
+    /// It is; it goes by itself.
+    Tried,
+    Not,
+}
+
+impl Leaving {
+    pub(super) fn is_copied(&self) -> bool {
+        self.transfer.is_some()
+    }
 }
 
 /// What an order did.
@@ -163,10 +179,12 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
         let rest = left.saturating_sub(chunks::movable_bytes(core, device, &state) - all);
         match chosen.iter().find_map(copied) {
             Some(first) if rest > 0 => (first, all.min(rest).max(first), whole_chunks(&chosen, rest)),
-            _ => (0, 0, 0),
+            _ => (0, 0, Vec::new()),
         }
     };
-    let elsewhere = core.arena.rooms.ask(core, device, whole);
+    let elsewhere = core.arena.rooms.ask(core, device, whole.iter().sum());
+    // Its rooms are made while the program comes to a halt, and then ahead of the copies.
+    let _helper = (elsewhere > 0).then(|| core.arena.rooms.help(core, device, whole));
     // What turns out to be changed of those asks for room when it is known.
     let here = all
         .saturating_sub(elsewhere)
@@ -215,16 +233,17 @@ fn evict(core: &Arc<Core>, device: &Device, order: &Order, left: &mut u64, done:
     })
 }
 
-/// What so many bytes are in whole chunks, as they are taken: a room elsewhere holds one chunk.
-fn whole_chunks(chosen: &[(Chunk, u64)], bytes: u64) -> u64 {
+/// The chunks that so many bytes are, as they are taken, by their lengths: a room elsewhere holds one chunk.
+fn whole_chunks(chosen: &[(Chunk, u64)], bytes: u64) -> Vec<u64> {
     let mut sum = 0;
-    for (_, len) in chosen.iter().filter(|(_, len)| *len > 0) {
-        if sum >= bytes {
-            break;
-        }
-        sum += len;
-    }
-    sum
+    let copied = chosen.iter().map(|(_, len)| *len).filter(|len| *len > 0);
+    copied
+        .take_while(|len| {
+            let more = sum < bytes;
+            sum += len;
+            more
+        })
+        .collect()
 }
 
 /// The eviction needs no more room than it has.
@@ -319,7 +338,7 @@ fn note_error(core: &Core, device: &Device, doing: &str, error: DeviceError) {
     }
 }
 
-/// The pipeline: while one chunk copies, the one before it is unmapped and released. `None` if nothing went wrong. Without
+/// The pipeline: while one chunk copies, the one before it is unmapped and released; those that need no copy leave several at a time. `None` if nothing went wrong. Without
 /// `room`, only what needs none leaves.
 fn copy_out(
     core: &Arc<Core>,
@@ -341,7 +360,7 @@ fn copy_out(
     loop {
         let coming: u64 = under_way.iter().map(|chunk| chunk.out.len).sum();
         let mut more = false;
-        if result.is_none() && under_way.len() < DEPTH && *left > coming {
+        if result.is_none() && drops::is_open(&under_way) && *left > coming {
             let void = {
                 let state = device.lock();
                 state.is_void(order) || core.is_exiting()
@@ -382,6 +401,7 @@ fn copy_out(
                 None => {}
             }
         }
+        drops::unmap_neighbours(device, &mut under_way);
         let Some(chunk) = under_way.pop_front() else {
             // Nothing under way: either all is done, or there is nothing more to begin.
             if result.is_some() || *left == 0 || !more && feed.is_empty(room) {
@@ -441,6 +461,7 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
             copy,
             transfer: None,
             copied: 0,
+            mapped: Mapped::Untried,
         });
     }
     if !furnish(core, device, out.len, &mut copy) {
@@ -468,6 +489,7 @@ fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut
             copy,
             transfer: Some(transfer),
             copied: runs.iter().map(|(_, len)| len).sum(),
+            mapped: Mapped::Untried,
         }),
         Err(error) => {
             note_error(core, device, "copying out", error);
@@ -579,6 +601,7 @@ fn finish(core: &Core, device: &Device, leaving: Leaving, done: &mut Done) -> Fi
         copy,
         transfer,
         copied,
+        mapped,
     } = leaving;
     if let Some(transfer) = transfer {
         if let Err(error) = transfer.wait(&core.arena, &*device.memory) {
@@ -597,7 +620,7 @@ fn finish(core: &Core, device: &Device, leaving: Leaving, done: &mut Done) -> Fi
     }
     let zero: u64 = copy.zeros(out.len).iter().map(|(_, len)| len).sum();
     let unchanged = if out.written { out.len - copied - zero } else { 0 };
-    let down = out.take_down(core, device, copy);
+    let down = out.take_down(core, device, copy, mapped != Mapped::Not);
     if !matches!(down, Err(Undone::Stands(..))) {
         // The daemon learns the link's speed from this: what was dropped is not counted.
         if copied > 0 {

@@ -21,9 +21,12 @@
 //! * Lease is counted before the driver's call on the way in, and after it on the way out.
 //! * No driver call is made under a lock; waiting is bounded, or ends with a change of state.
 
+#[cfg(test)]
+mod beside_tests;
 mod chunks;
 #[cfg(test)]
 mod clean_tests;
+mod drops;
 mod evict;
 mod mesh;
 mod rehome;

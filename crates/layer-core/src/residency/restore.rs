@@ -72,6 +72,11 @@ pub(super) fn run(core: &Arc<Core>, device: &Arc<Device>) {
     let (mut copied, mut from, mut until) = (0, None, None);
     let mut failed = false;
     core.arena.forgive();
+    // What is left empty on other cards goes beside the copies.
+    let rooms = &core.arena.rooms;
+    let _helper = rooms
+        .any_of(device.index)
+        .then(|| rooms.help(core, device, Vec::new()));
     loop {
         let (interrupted, seen) = {
             let state = device.lock();
@@ -385,7 +390,7 @@ fn finish(core: &Core, device: &Device, coming: Coming) -> bool {
     }
     let pieces = chunk.done(core, device);
     core.arena.give_back(&pieces);
-    core.arena.rooms.sweep(core);
+    core.arena.rooms.sweep_beside(core, device.index);
     // A restore may wait half-way, for room that somebody else can only make once it has the segments that this emptied.
     core.link.poke();
     device.wake();

@@ -147,6 +147,8 @@ pub(crate) struct State {
     pub(crate) mesh: Mesh,
     /// Blocks have no memory behind their addresses, since a call failed that was to map it: the gate stays closed until that is mended.
     pub(crate) torn: bool,
+    /// What the order in work could not do, in words.
+    pub(crate) trouble: Option<String>,
     /// The order in work, and whether the daemon took it back.
     pub(crate) current: Option<(u64, bool)>,
     pub(crate) phase: Phase,
@@ -219,6 +221,7 @@ impl Device {
                 trims: VecDeque::new(),
                 mesh: Mesh::default(),
                 torn: false,
+                trouble: None,
                 current: None,
                 phase: Phase::Resident,
                 closed: false,

@@ -245,6 +245,17 @@ pub(crate) fn ordered(core: &Arc<Core>, order: u64, ask: bool, patient: bool, wa
     }
 }
 
+/// An order to release memory has failed. If that was on the way to a hibernation, the daemon learns what did not work, for who asked for it.
+/// Device lock allowed.
+pub(crate) fn not_released(core: &Core, device: usize, what: Option<&str>) {
+    let coming = core.sleep.lock().coming;
+    if coming != 0 {
+        let what = what.unwrap_or("the order was taken back, or the context is lost");
+        let text = format!("its memory on device {device} could not be released: {what}");
+        answer(core, coming, sleep::BUSY, &text);
+    }
+}
+
 fn answer(core: &Core, order: u64, outcome: u32, text: &str) {
     let mut text = text.as_bytes().to_vec();
     text.truncate(4096);

@@ -453,7 +453,8 @@ messages! {
         }
         /// The memory of this hold is closed.
         24 ShareClose { /** The hold. */ hold: u64 }
-        /// Answer to [`ToLayer::Sleep`].
+        /// Answer to [`ToLayer::Sleep`]. Also, after a question that was answered with yes, [`sleep::BUSY`] with what could not be released: the
+        /// order to release has failed, and may be given again.
         30 SleepAnswer {
             /// The order.
             order: u64,

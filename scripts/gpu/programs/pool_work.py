@@ -96,19 +96,37 @@ def shapes():
 
 
 def graphs():
-    """A captured forward pass that is replayed while other memory comes and goes."""
+    """A captured forward pass that is replayed while other memory comes and goes. Says in which phase it fails."""
     import torch
     import torch_work as work
-    model = work.seeded(lambda: work.Transformer(width=512, layers=4)).eval()
-    tokens = work.tokens_of(4096, batch=8, length=256)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(3):
-            model(tokens)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), torch.no_grad():
-        out = model(tokens)
+    phase = "model"
+    try:
+        model = work.seeded(lambda: work.Transformer(width=512, layers=4)).eval()
+        tokens = work.tokens_of(4096, batch=8, length=256)
+        phase = "warm-up on a side stream"
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side), torch.no_grad():
+            for _ in range(3):
+                warm = model(tokens)
+        torch.cuda.synchronize()
+        phase = "capture"
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), torch.no_grad():
+            out = model(tokens)
+        phase = "first replay"
+        graph.replay()
+        torch.cuda.synchronize()
+        phase = "eager pass"
+        with torch.no_grad():
+            eager = model(tokens)
+        phase = "comparing"
+        for name, other in (("warm-up", warm), ("eager pass", eager)):
+            wrong = int((out != other).sum())
+            assert not wrong, f"{wrong} of {out.numel()} values of the graph differ from the {name}"
+        del warm, eager
+    except BaseException as error:
+        error.add_note(f"the pool: {pool_figures() if sys.argv[2] == 'pool' else 'not used'}; phase: {phase}")
+        raise
     # The graph reads the model and the tokens each time: they have to live as long.
     state = {"sum": torch.zeros((), device="cuda", dtype=torch.float64), "n": 0, "read": (model, tokens)}
 

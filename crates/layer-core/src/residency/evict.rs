@@ -16,7 +16,7 @@ use crate::arena::{Readiness, Transfer, room_of};
 use crate::core::Core;
 use crate::device::{Device, Mode, Order, Phase};
 use crate::kept::HostCopy;
-use crate::{beside, frameworks, steps, streamed};
+use crate::{beside, frameworks, sleep, steps, streamed};
 
 /// A chunk whose copy is under way, or that needs none.
 pub(super) struct Leaving {
@@ -59,6 +59,7 @@ struct Done {
 pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
     let mut left = order.bytes;
     let mut done = Done::default();
+    device.lock().trouble = None;
     core.events.note(format!(
         "device {}: {} wanted back: {}",
         device.index,
@@ -86,6 +87,11 @@ pub(super) fn carry_out(core: &Arc<Core>, device: &Arc<Device>, order: &Order) {
     let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
     let mut state = device.lock();
     state.current = None;
+    let trouble = state.trouble.take();
+    if result == outcome::FAILED {
+        // Before the order's end, which the daemon may take for the last word on it.
+        sleep::not_released(core, device.index, trouble.as_deref());
+    }
     let counters = &mut state.counters;
     counters.evictions += u64::from(done.copied + done.unchanged + done.zero > 0);
     counters.bytes_out += done.copied;
@@ -333,6 +339,7 @@ fn note_error(core: &Core, device: &Device, doing: &str, error: DeviceError) {
         .note(format!("device {}: {doing}: {error}", device.index));
     let mut state = device.lock();
     state.counters.driver_errors += 1;
+    state.trouble = Some(format!("{doing}: {error}"));
     if error == DeviceError::Gone {
         state.dead = true;
     }

@@ -238,6 +238,38 @@ fn a_hibernation_unpins_by_the_way_and_comes_back_through_a_ring() {
     rig.assert_gone_after_detach();
 }
 
+/// Why memory could not be released is told to whoever asked for the hibernation, and only on the way to one.
+#[test]
+fn a_release_that_fails_on_the_way_to_a_hibernation_says_by_what() {
+    let daemon = Daemon::start(Script::default());
+    let rig = rig_with(&daemon, 0);
+    sleeps(&rig);
+    let at = rig.alloc(64 * G);
+    rig.fill(at, 64 * G, 7);
+    rig.until("arena", |rig| pinned(rig) == (64 * G, 64 * G));
+    assert_eq!(answer(&daemon, 5, true), sleep::READY);
+    rig.fake.fail_always(Call::Unmap, ERROR);
+    assert_eq!(daemon.reclaim(u64::MAX).outcome, outcome::FAILED);
+    let text = daemon.expect("why", |message| match message {
+        ToDaemon::SleepAnswer {
+            order: 5,
+            outcome: sleep::BUSY,
+            text,
+        } => Some(String::from_utf8_lossy(text).into_owned()),
+        _ => None,
+    });
+    assert!(
+        text.contains("unmapping: ") && text.contains("on device 0"),
+        "{text}"
+    );
+    rig.fake.heal();
+    assert!(done(daemon.reclaim(u64::MAX)));
+    assert!(rig.holds(at, 64 * G, 7));
+    daemon.send(ToLayer::Awake { order: 5 });
+    rig.engine.free(at).unwrap();
+    rig.assert_gone_after_detach();
+}
+
 #[test]
 fn a_hibernation_that_does_not_come_leaves_all_pinned() {
     for lost in [false, true] {

@@ -287,8 +287,11 @@ impl Driver {
         let Some(sleep) = self.sleeps.tasks.get_mut(&task) else {
             return;
         };
+        let asking = sleep.stage == Stage::Asking;
         if sleep.order == order
             && let Some(member) = sleep.members.get_mut(&peer)
+            // What it says beyond its answer, of a release that failed, is for later.
+            && !(asking && member.answer.is_some())
         {
             let text = super::tasks::clean_lines(&String::from_utf8_lossy(text));
             member.answer = Some((outcome, text));
@@ -610,18 +613,32 @@ impl Driver {
                 self.give_up_sleep(task, &why, "`ebb doctor` with its pid says more");
             }
             Stage::Evicting => {
-                let (why, fix) = match sleep.blocked {
+                let blocked = sleep.blocked;
+                let said = sleep
+                    .members
+                    .iter()
+                    .find_map(|(peer, member)| match &member.answer {
+                        Some((outcome, why)) if *outcome != sleep::READY => Some((*peer, why.clone())),
+                        _ => None,
+                    });
+                let (why, fix) = match blocked {
                     Some(Outcome::NoRoom) => (
-                        "the host arena has no room for what it holds",
+                        "the host arena has no room for what it holds".to_string(),
                         "raise arena.budget in the settings, or end another program",
                     ),
-                    Some(Outcome::Failed) => ("its memory could not be released", ""),
+                    Some(Outcome::Failed) => (
+                        match said {
+                            Some((peer, why)) => format!("process {}: {why}", self.pid_of(peer)),
+                            None => "its memory could not be released".to_string(),
+                        },
+                        "`ebb doctor` with its pid says more",
+                    ),
                     _ => (
-                        "its work on the GPU did not end in time",
+                        "its work on the GPU did not end in time".to_string(),
                         "try again with a longer --wait",
                     ),
                 };
-                self.give_up_sleep(task, why, fix);
+                self.give_up_sleep(task, &why, fix);
             }
             Stage::Preparing => {
                 self.give_up_sleep(

@@ -310,7 +310,7 @@ fn a_recorded_training_maps_nothing_after_some_seconds() {
     let mut text = String::new();
     let file = std::fs::File::open(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/tests/traces/pytorch-train.txt.gz"
+        "/tests/recorded/pytorch-train.txt.gz"
     ))
     .unwrap();
     flate2::read::GzDecoder::new(file)

@@ -19,7 +19,7 @@ pub(crate) struct Books {
     pub(crate) evicted: u64,
     /// What the driver takes for contexts and the like.
     pub(crate) overhead: u64,
-    /// What it takes for code of ours.
+    /// What it takes for code of ours: the daemon hears of it, but a program is neither charged for it nor sees it.
     pub(crate) own: u64,
     /// Managed memory: charged, and the driver moves it by itself.
     pub(crate) managed: u64,
@@ -57,7 +57,6 @@ impl Books {
         self.allocated
             .saturating_add(self.external)
             .saturating_add(self.overhead)
-            .saturating_add(self.own)
             .saturating_add(self.managed)
             .saturating_add(self.elsewhere)
     }
@@ -73,7 +72,6 @@ impl Books {
             let total = self
                 .used
                 .saturating_add(self.overhead)
-                .saturating_add(self.own)
                 .saturating_add(self.elsewhere)
                 .saturating_add(len);
             return total.saturating_sub(self.limit).min(self.cached);

@@ -72,8 +72,10 @@ impl Arbiter {
 
     /// One of them is missing, or not any more.
     pub(crate) fn look_at_gang(&mut self, task: TaskId, device: DeviceId) {
-        let ids: Vec<ClientId> = self.ranks_beside(task, device).map(|(id, _)| id).collect();
-        for id in ids {
+        // Also if a single one is left: it is no rank of anything any more.
+        let t = self.tasks.get(&task).into_iter().flat_map(|t| &t.clients);
+        let beside = t.filter(|id| self.clients.get(id).is_some_and(|c| c.device != device));
+        for id in beside.copied().collect::<Vec<ClientId>>() {
             self.look(id);
         }
     }

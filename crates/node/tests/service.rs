@@ -79,6 +79,8 @@ fn clean_memory_goes_first_and_the_order_says_so() {
         device: 0,
         bytes: Bytes::mib(300),
     });
+    // An answer behind it: the daemon has heard it before the third one asks, on a line of its own.
+    assert!(reader.alloc(Bytes::mib(2)));
     third.send(&ToDaemon::Ask {
         device: 0,
         ask: 77,

@@ -46,12 +46,25 @@ pub(super) struct Early {
     threads: usize,
     /// There is something to be pinned again.
     any: bool,
+    /// Chunks that have got room, and whose copies may not be queued yet: a segment may be full with them.
+    placing: u32,
+}
+
+/// Until it is dropped, no segment is unpinned ahead.
+#[derive(Debug)]
+pub(crate) struct Placing<'a>(&'a Arena);
+
+impl Drop for Placing<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.early.placing = state.early.placing.saturating_sub(1);
+    }
 }
 
 impl State {
     /// The next segment that is full, copied and pinned: whoever has it unpins it.
     fn take_early(&mut self) -> Option<One> {
-        if !self.early.on || !self.early.copying {
+        if !self.early.on || !self.early.copying || self.early.placing > 0 {
             return None;
         }
         let slots = &self.slots;
@@ -106,6 +119,13 @@ impl Arena {
         while !run && state.early.threads > 0 {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// A chunk gets room, and its copy is queued: from before the one until after the other. What was full in between would be unpinned under
+    /// the copy.
+    pub(crate) fn placing(&self) -> Placing<'_> {
+        self.lock().early.placing += 1;
+        Placing(self)
     }
 
     /// A copy is over: its segment may be full.

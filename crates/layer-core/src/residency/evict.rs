@@ -447,6 +447,7 @@ enum Finished {
 }
 
 fn begin(core: &Core, device: &Device, chunk: Chunk, survey: &Survey, done: &mut Done) -> Begun {
+    let _placing = core.arena.placing();
     let (mut out, mut copy, runs) = {
         let mut state = device.lock();
         let Some(out) = Out::begin(core, &mut state, chunk) else {

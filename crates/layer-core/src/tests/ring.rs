@@ -238,6 +238,30 @@ fn a_hibernation_unpins_by_the_way_and_comes_back_through_a_ring() {
     rig.assert_gone_after_detach();
 }
 
+/// A segment is full as soon as the last chunk has got room in it, and that chunk's copy is queued a moment later.
+#[test]
+fn nothing_is_unpinned_before_the_copies_into_it_are_queued() {
+    let daemon = Daemon::start(Script::default());
+    let rig = rig_with(&daemon, 0);
+    sleeps(&rig);
+    let at = rig.alloc(128 * G);
+    rig.until("arena", |rig| pinned(rig) == (128 * G, 128 * G));
+    rig.fill(at, 128 * G, 9);
+    assert_eq!(answer(&daemon, 1, true), sleep::READY);
+    rig.until("room for a ring", |rig| pinned(rig).1 == 128 * G + SEGMENT);
+    let before = pinned(&rig).0;
+    let placing = rig.engine.core.arena.placing();
+    assert!(done(daemon.reclaim(u64::MAX)));
+    assert_eq!(pinned(&rig).0, before, "somebody is about to queue a copy");
+    drop(placing);
+    assert_eq!(answer(&daemon, 1, false), sleep::READY);
+    assert_eq!((pinned(&rig).0, rig.fake.registered()), (0, 0));
+    daemon.send(ToLayer::Awake { order: 1 });
+    assert!(rig.holds(at, 128 * G, 9));
+    rig.engine.free(at).unwrap();
+    rig.assert_gone_after_detach();
+}
+
 /// Why memory could not be released is told to whoever asked for the hibernation, and only on the way to one.
 #[test]
 fn a_release_that_fails_on_the_way_to_a_hibernation_says_by_what() {

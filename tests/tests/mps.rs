@@ -48,5 +48,6 @@ fn a_client_of_mps_is_known_and_its_access_is_given_in_few_calls() {
         panic!("no report");
     };
     assert!(report.to_string().contains("shared through MPS"), "{report}");
-    assert_eq!(process.overhead, Bytes::mib(24), "a client's context");
+    // It was released once: a granule is the library's own, what it tells unchanged memory by.
+    assert_eq!(process.overhead, Bytes::mib(26), "a client's context");
 }

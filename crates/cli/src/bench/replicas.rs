@@ -13,6 +13,8 @@ use crate::error::{CliError, Result};
 
 /// How many.
 const COUNT: u64 = 3;
+/// The most that stays with a program of a segment of its own.
+const SEGMENT: u64 = 16 << 20;
 /// How long finding out what is equal may take, and how much longer for each gigabyte.
 const PATIENCE: Duration = Duration::from_secs(30);
 const EACH_GB: Duration = Duration::from_secs(2);
@@ -57,10 +59,10 @@ pub(super) fn replicas(stage: &mut Stage, rounds: u32) -> Result<(Vec<Figure>, u
         for n in 0..COUNT {
             release(stage, &name(n))?;
         }
-        // The room of their own goes back when it has turned out that nobody writes.
-        let enough = Bytes(each.0 / 2 * COUNT);
-        await_common(stage, "the room of their own stays", each, |_, held| {
-            held < enough
+        // The room of their own goes back when it has turned out that nobody writes; a segment of it stays with each.
+        let own = (each.0 / 10).max(SEGMENT) * COUNT;
+        await_common(stage, "the room of their own stays", each, |common, held| {
+            held.0 <= common.0 + own
         })?;
         if round > 0 {
             host.push(stage.snapshot()?.arena.held.0 as f64 / COUNT as f64);

@@ -20,14 +20,22 @@ use crate::Arbiter;
 use crate::action::{Action, Depth, Note, ReclaimReason};
 use crate::rank::Candidate;
 use crate::schedule::Seen;
-use crate::state::{Client, RankKey};
+use crate::state::{Client, RankKey, Task};
 use crate::time::Time;
 
 impl Arbiter {
     /// A task's clients on other devices than one of them.
     fn ranks_beside(&self, task: TaskId, device: DeviceId) -> impl Iterator<Item = (ClientId, &Client)> {
-        let t = self.tasks.get(&task).filter(|t| t.clients.len() > 1);
-        let ids = t.into_iter().flat_map(|t| &t.clients);
+        // Most tasks have one client, and mostly it is that one.
+        self.beside(self.tasks.get(&task).filter(|t| t.clients.len() > 1), device)
+    }
+
+    fn beside<'a>(
+        &'a self,
+        task: Option<&'a Task>,
+        device: DeviceId,
+    ) -> impl Iterator<Item = (ClientId, &'a Client)> {
+        let ids = task.into_iter().flat_map(|t| &t.clients);
         ids.filter_map(|id| Some((*id, self.clients.get(id)?)))
             .filter(move |(_, c)| c.device != device)
     }
@@ -73,9 +81,8 @@ impl Arbiter {
     /// One of them is missing, or not any more.
     pub(crate) fn look_at_gang(&mut self, task: TaskId, device: DeviceId) {
         // Also if a single one is left: it is no rank of anything any more.
-        let t = self.tasks.get(&task).into_iter().flat_map(|t| &t.clients);
-        let beside = t.filter(|id| self.clients.get(id).is_some_and(|c| c.device != device));
-        for id in beside.copied().collect::<Vec<ClientId>>() {
+        let beside = self.beside(self.tasks.get(&task), device);
+        for id in beside.map(|(id, _)| id).collect::<Vec<ClientId>>() {
             self.look(id);
         }
     }

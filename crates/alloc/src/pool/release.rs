@@ -40,8 +40,7 @@ impl Pool {
     /// Idle bytes beyond what the program used in this period and the one before it.
     #[must_use]
     pub fn spare(&self) -> u64 {
-        let wanted = self.demand[0].max(self.demand[1]);
-        let kept = wanted.saturating_sub(self.chunks.active_bytes());
+        let kept = self.needed(0) - self.chunks.active_bytes();
         self.chunks.idle_bytes().saturating_sub(kept)
     }
 

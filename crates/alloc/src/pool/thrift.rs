@@ -81,7 +81,7 @@ impl Pool {
     }
 
     /// Bytes in use at the most in this period and the last one, with a block of `len` now.
-    fn needed(&self, len: u64) -> u64 {
+    pub(super) fn needed(&self, len: u64) -> u64 {
         self.demand[0]
             .max(self.demand[1])
             .max(self.chunks.active_bytes() + len)

@@ -36,6 +36,18 @@ struct One {
     common: bool,
 }
 
+impl One {
+    fn of(id: u64, segment: &super::Segment, device: usize) -> Self {
+        Self {
+            id,
+            host: segment.host,
+            bytes: segment.bytes,
+            device,
+            common: segment.common,
+        }
+    }
+}
+
 /// Unpinning ahead of a hibernation.
 #[derive(Debug, Default)]
 pub(super) struct Early {
@@ -72,13 +84,7 @@ impl State {
         let mut segments = self.segments.iter_mut();
         let found = segments.find_map(|(id, segment)| {
             let busy = segment.flying > 0 || segment.leaving || segment.pinning || !segment.tier.is_here();
-            let one = One {
-                id: *id,
-                host: segment.host,
-                bytes: segment.bytes,
-                device: segment.registered?,
-                common: segment.common,
-            };
+            let one = One::of(*id, segment, segment.registered?);
             if busy || !full(*id, segment.bytes) {
                 return None;
             }
@@ -196,17 +202,8 @@ impl Arena {
         let _unregistering = self.unregistering();
         let all: Vec<One> = {
             let state = self.lock();
-            let one = |(id, segment): (&u64, &super::Segment)| {
-                let (host, bytes, device) = (segment.host, segment.bytes, segment.registered?);
-                let id = *id;
-                Some(One {
-                    id,
-                    host,
-                    bytes,
-                    device,
-                    common: segment.common,
-                })
-            };
+            let one =
+                |(id, segment): (&u64, &super::Segment)| Some(One::of(*id, segment, segment.registered?));
             state.segments.iter().filter_map(one).collect()
         };
         let failed = Arc::new(Mutex::new(None));
@@ -256,13 +253,7 @@ impl Arena {
                 if segment.registered.is_some() || !stays {
                     continue;
                 }
-                let one = One {
-                    id: *id,
-                    host: segment.host,
-                    bytes: segment.bytes,
-                    device: device.index,
-                    common: segment.common,
-                };
+                let one = One::of(*id, segment, device.index);
                 if !only_ring && Some(one.id) != ring {
                     segment.pinning = true;
                     rest.push(one);
@@ -277,16 +268,10 @@ impl Arena {
             let ring = ring.and_then(|id| {
                 let segment = state.segments.get_mut(&id)?;
                 segment.pinning = true;
-                let (host, bytes) = (segment.host, segment.bytes);
+                let one = One::of(id, segment, device.index);
                 state.ring_comes = Some(id);
                 state.slots.set_closed(id, true);
-                Some(One {
-                    id,
-                    host,
-                    bytes,
-                    device: device.index,
-                    common: false,
-                })
+                Some(one)
             });
             (ring, rest)
         };

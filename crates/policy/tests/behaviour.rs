@@ -303,6 +303,31 @@ fn nothing_is_taken_for_what_cannot_be_served_now() {
 }
 
 #[test]
+fn who_has_its_turn_gets_what_it_needs_to_go_on_from_who_waits_for_its_end() {
+    let mut d = Desk::new(252);
+    // As if it had run for longer, and so stood behind.
+    d.job(1, spec(), 180);
+    d.pass_using(200 * SECOND, &[1]);
+    d.job(2, spec(), 0);
+    let ask = d.alloc(2, 180);
+    let (order, ..) = d.order_to(1);
+    d.obey(1, order, 120);
+    assert_eq!(d.granted(2, ask), gib(180));
+    d.restore(1, 120);
+    d.pass_using(4 * SECOND, &[2]);
+    assert!(d.orders().is_empty(), "{:?}", d.last);
+    // The card is full to 12 GiB: it goes on with these, and with more from the one that waits.
+    let more = d.alloc(2, 20);
+    let (order, bytes, depth, reason) = d.order_to(1);
+    assert_eq!((bytes, depth, reason), (gib(8), Depth::Evict, demand(2)));
+    d.obey(1, order, 30);
+    assert_eq!(d.granted(2, more), gib(20));
+    // Its turn still ends.
+    d.pass_using(200 * SECOND, &[2]);
+    assert_eq!((d.orders()[0].0, d.orders()[0].4), (2, turn_ended(1)));
+}
+
+#[test]
 fn a_higher_priority_goes_first_after_the_shortest_turn() {
     let mut d = Desk::new(100);
     d.job(1, priority(Priority::Low), 75);

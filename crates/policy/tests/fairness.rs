@@ -102,6 +102,7 @@ fn job(footprint: u64, spec: TaskSpec) -> Job {
         work: seconds(1_000_000),
         busy: seconds(1),
         idle: Duration::ZERO,
+        scratch: Bytes::ZERO,
         overhead: Bytes::ZERO,
         processes: 1,
         long: true,

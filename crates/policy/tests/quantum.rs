@@ -52,6 +52,7 @@ fn world(seed: u64) -> Found {
                 work: 10 * TIME,
                 busy: SECOND,
                 idle: Duration::ZERO,
+                scratch: Bytes::ZERO,
                 overhead: Bytes::ZERO,
                 processes: 1,
                 long: true,

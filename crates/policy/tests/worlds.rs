@@ -25,6 +25,7 @@ fn job(footprint: u64, work: u64) -> Job {
         work: seconds(work),
         busy: seconds(1),
         idle: Duration::ZERO,
+        scratch: Bytes::ZERO,
         overhead: Bytes::ZERO,
         processes: 1,
         long: true,
@@ -46,6 +47,24 @@ fn two_jobs_that_do_not_fit_finish_together_and_copying_stays_under_a_tenth() {
     assert!(took < seconds(445), "{took:?}");
     let longest = w.programs.iter().map(|p| p.longest_wait).max().unwrap();
     assert!(longest < seconds(25), "{longest:?}");
+}
+
+/// Each has the card to itself in its turn but for what its steps allocate besides: that comes from the one that waits.
+#[test]
+fn two_jobs_that_fill_the_card_get_what_their_steps_allocate() {
+    let filling = Job {
+        scratch: gib(2),
+        ..job(98, 60)
+    };
+    let half = Job {
+        scratch: gib(2),
+        ..job(60, 60)
+    };
+    for jobs in [vec![filling.clone(), filling], vec![half.clone(), half]] {
+        let mut w = world(jobs);
+        let took = w.run(seconds(300));
+        assert!(w.stalled * 10 < took, "{:?} of {took:?} stalled", w.stalled);
+    }
 }
 
 #[test]
@@ -190,13 +209,14 @@ prop_compose! {
         busy in 1u64..40,
         idle in prop_oneof![Just(0u64), 1u64..80],
         processes in prop_oneof![4 => Just(1u64), 1 => Just(2u64)],
+        scratch in prop_oneof![2 => Just(0u64), 1 => 1u64..=4],
         long: bool,
     ) -> Job {
         let footprint = if processes > 1 { footprint / 2 + 1 } else { footprint };
         Job {
             spec: TaskSpec {
                 request: gib(request),
-                limit: spare.map(|s| gib((footprint * processes).max(request) + s)),
+                limit: spare.map(|s| gib(((footprint + scratch) * processes).max(request) + s)),
                 priority,
                 idle_release: release,
                 ..spec()
@@ -207,6 +227,7 @@ prop_compose! {
             work: seconds(work),
             busy: Duration::from_millis(busy * 100),
             idle: Duration::from_millis(idle * 100),
+            scratch: gib(scratch),
             overhead: Bytes::ZERO,
             processes,
             long,

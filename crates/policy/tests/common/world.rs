@@ -44,6 +44,8 @@ pub struct Job {
     /// It works this long, then idles that long.
     pub busy: Duration,
     pub idle: Duration,
+    /// What each step of its work allocates, and frees at its end.
+    pub scratch: Bytes,
     pub overhead: Bytes,
     /// Programs of that task, with the footprint each.
     pub processes: u64,
@@ -573,9 +575,14 @@ impl World {
             return;
         }
         let client = p.id;
-        if p.live < p.job.footprint {
+        let whole = p.job.footprint + p.job.scratch;
+        if p.live < whole {
             let piece = Bytes(p.job.footprint.0.div_ceil(p.job.pieces));
-            let bytes = piece.min(p.job.footprint - p.live);
+            let bytes = if p.live < p.job.footprint {
+                piece.min(p.job.footprint - p.live)
+            } else {
+                whole - p.live
+            };
             let long = p.job.long || std::mem::take(&mut p.retry_long);
             // Lease without memory behind it is used first.
             if p.lease - p.live >= bytes {
@@ -583,12 +590,20 @@ impl World {
             } else {
                 self.ask(n, AskKind::Alloc, bytes, long);
             }
-            return;
+            if self.programs[n].live < whole || whole == self.programs[n].job.footprint {
+                return;
+            }
         }
+        let p = &mut self.programs[n];
         p.worked += STEP;
         p.phase += STEP;
         if p.phase >= cycle {
             p.phase = Duration::ZERO;
+        }
+        let bytes = p.job.scratch;
+        if !bytes.is_zero() {
+            (p.live, p.lease) = (p.live - bytes, p.lease - bytes);
+            self.tell(Event::Returned { client, bytes });
         }
         if self.now.0.is_multiple_of(100_000_000) {
             self.tell(Event::Touched { client });

@@ -397,7 +397,9 @@ impl World {
         }
         self.reclaim(n);
         self.bring_back(n);
-        self.account(n);
+        if self.now.0.is_multiple_of(100_000_000) {
+            self.account(n);
+        }
         self.work(n);
         if self.programs[n].worked >= self.programs[n].job.work {
             self.end(n);
@@ -462,6 +464,9 @@ impl World {
                 bytes: take + copy,
             });
         }
+        if !copy.is_zero() {
+            self.account(n);
+        }
         if done {
             let nanos = STEP_NANOS * copied.0.div_ceil(rate.0.max(1));
             self.tell(Event::ReclaimDone {
@@ -488,6 +493,9 @@ impl World {
         p.copied_in += copy;
         self.copied_in += copy;
         self.moved |= !copy.is_zero();
+        if !copy.is_zero() {
+            self.account(n);
+        }
         let p = &mut self.programs[n];
         let client = p.id;
         if p.evicted.is_zero() {
@@ -535,9 +543,10 @@ impl World {
         });
     }
 
+    /// Sent every 100 ms, and whenever something left or came back.
     fn account(&mut self, n: usize) {
         let silent = self.faults.silent;
-        if !self.now.0.is_multiple_of(100_000_000) || self.chance(silent) {
+        if self.chance(silent) {
             return;
         }
         let p = &mut self.programs[n];

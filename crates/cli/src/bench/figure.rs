@@ -22,6 +22,7 @@ impl Unit {
     pub(super) fn show(self, value: f64) -> String {
         match self {
             Self::BytesPerS => format!("{:.1} GB/s", value / 1e9),
+            Self::Bytes if value.abs() < 1e9 => format!("{:.1} MB", value / 1e6),
             Self::Bytes => format!("{:.2} GB", value / 1e9),
             Self::Seconds if value.abs() < 1e-6 => format!("{:.0} ns", value * 1e9),
             Self::Seconds if value.abs() < 1e-3 => format!("{:.2} us", value * 1e6),

@@ -62,12 +62,29 @@ impl What {
 }
 
 /// How long one allocation waits.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Waiting {
     /// It has waited so long for the card, since it had lease for what it wants. Time at the gate, evicted perhaps, is no such time.
     full: Duration,
     /// A deadline, set when first needed.
     lease: Option<Instant>,
+}
+
+impl Waiting {
+    /// It waited so long for a full card.
+    fn waited_for_card(&mut self, time: Duration) {
+        self.full = self.full.saturating_add(time);
+    }
+
+    /// What is left of the time that a full card is waited for.
+    fn left_for_card(&self, most: Duration) -> Duration {
+        most.saturating_sub(self.full)
+    }
+
+    /// Its lease went while it waited for the card: that begins anew.
+    fn lease_went(&mut self) {
+        self.full = Duration::ZERO;
+    }
 }
 
 pub(crate) fn own(core: &Core, device: &Arc<Device>, size: u64, owner: u64) -> Result<u64, AllocError> {
@@ -125,8 +142,7 @@ fn allocate(core: &Core, device: &Arc<Device>, what: What) -> Result<u64, AllocE
                 Err(error) => error,
             },
             Tried::Short(bytes) => {
-                // Its lease went while it waited for the card: that begins anew.
-                waiting.full = Duration::ZERO;
+                waiting.lease_went();
                 match wait_for_lease(core, device, what.bytes(), bytes, &mut waiting) {
                     Ok(()) => continue,
                     Err(error) => error,
@@ -395,17 +411,13 @@ fn pause_full(core: &Core, device: &Device, waiting: &mut Waiting) -> Result<(),
         // make room do so meanwhile.
         return Err(full);
     }
-    let left = core
-        .waits
-        .alloc()
-        .max(core.config.full_wait)
-        .saturating_sub(waiting.full);
+    let left = waiting.left_for_card(core.waits.alloc().max(core.config.full_wait));
     if left.is_zero() {
         return Err(full);
     }
     let since = Instant::now();
     drop(device.wait_for(state, left.min(FULL_PAUSE)));
-    waiting.full += since.elapsed();
+    waiting.waited_for_card(since.elapsed());
     Ok(())
 }
 
@@ -512,5 +524,22 @@ fn wait_for_lease(
             }
             Err(timed_out)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_card_is_waited_for_as_long_as_before_once_the_lease_went() {
+        let most = Duration::from_secs(2);
+        let mut waiting = Waiting::default();
+        waiting.waited_for_card(most / 2);
+        assert_eq!(waiting.left_for_card(most), most / 2);
+        waiting.waited_for_card(most);
+        assert_eq!(waiting.left_for_card(most), Duration::ZERO);
+        waiting.lease_went();
+        assert_eq!(waiting.left_for_card(most), most);
     }
 }

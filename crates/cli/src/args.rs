@@ -108,7 +108,7 @@ pub(crate) enum Command {
         name = "checkpoint-helper",
         after_help = "Examples: the daemon starts it."
     )]
-    CheckpointHelper,
+    CheckpointHelper(CheckpointHelperArgs),
     /// Becomes a program that ends with the one who started it
     #[command(
         hide = true,
@@ -201,6 +201,13 @@ pub(crate) enum Restart {
     OnPreempt,
     /// After both, and whenever it fails
     Always,
+}
+
+/// What a helper is started by.
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointHelperArgs {
+    /// The process that it ends with
+    pub parent: Option<u32>,
 }
 
 /// What a supervised program is started by.

@@ -70,7 +70,8 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Man(args) => commands::manual::man(args),
         Command::Version(args) => commands::version::version(global, args),
         Command::Supervised(args) => commands::supervise::become_program(args),
-        Command::CheckpointHelper => Ok(ebb_node::checkpoint::run(
+        Command::CheckpointHelper(args) => Ok(ebb_node::checkpoint::run(
+            args.parent,
             std::io::stdin().lock(),
             std::io::stdout().lock(),
         )?),

@@ -70,39 +70,54 @@ impl Machine {
         futex(&row.answer_sequence, libc::FUTEX_WAKE, u32::MAX >> 1, None);
     }
 
-    /// Asks another process and waits for its answer; `None` if it died, did not answer in time, or has another request open.
+    /// Asks another process and waits for its answer; `None` if it died or did not answer in time. One after the other: what somebody
+    /// asked before, even if that process is dead, is done first.
     #[must_use]
     pub fn ask(&self, slot: Slot, code: u32, argument: u64, timeout: Duration) -> Option<u32> {
         let row = self.row(slot);
-        let sequence = {
-            let _ledger = self.ledger();
-            let open = row.request_sequence.load(Ordering::Acquire);
-            if open != row.answer_sequence.load(Ordering::Acquire) {
+        let give_up = Instant::now() + timeout;
+        let sequence = loop {
+            let answered = {
+                let _ledger = self.ledger();
+                let open = row.request_sequence.load(Ordering::Acquire);
+                let answered = row.answer_sequence.load(Ordering::Acquire);
+                if open == answered {
+                    row.request_code.store(code, Ordering::Release);
+                    row.request_argument.store(argument, Ordering::Release);
+                    row.request_sequence
+                        .store(open.wrapping_add(1), Ordering::Release);
+                    break open.wrapping_add(1);
+                }
+                answered
+            };
+            if !self.wait_for_answer(slot, answered, give_up) {
                 return None;
             }
-            row.request_code.store(code, Ordering::Release);
-            row.request_argument.store(argument, Ordering::Release);
-            row.request_sequence
-                .store(open.wrapping_add(1), Ordering::Release);
-            open.wrapping_add(1)
         };
         futex(&row.request_sequence, libc::FUTEX_WAKE, u32::MAX >> 1, None);
-        let give_up = Instant::now() + timeout;
         loop {
             let answered = row.answer_sequence.load(Ordering::Acquire);
             if answered == sequence {
                 return Some(row.answer_code.load(Ordering::Acquire));
             }
-            if !self.is_alive(slot) || Instant::now() >= give_up {
+            if answered.wrapping_sub(sequence).cast_signed() > 0 {
+                // Somebody else's came after it, and took its place.
                 return None;
             }
-            // Wakes up now and then to see whether the other one still lives.
-            futex(
-                &row.answer_sequence,
-                libc::FUTEX_WAIT,
-                answered,
-                Some(Duration::from_millis(50)),
-            );
+            if !self.wait_for_answer(slot, answered, give_up) {
+                return None;
+            }
         }
+    }
+
+    /// Waits until there may be an answer beyond the one that was seen. `false`: there will be none, or not in time.
+    fn wait_for_answer(&self, slot: Slot, seen: u32, give_up: Instant) -> bool {
+        if !self.is_alive(slot) || Instant::now() >= give_up {
+            return false;
+        }
+        // Wakes up now and then to see whether the other one still lives.
+        let look = Some(Duration::from_millis(50));
+        futex(&self.row(slot).answer_sequence, libc::FUTEX_WAIT, seen, look);
+        true
     }
 }

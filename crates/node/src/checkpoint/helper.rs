@@ -9,6 +9,8 @@ use ebb_abi::{
     CUresult,
 };
 
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
 use super::driver::{Calls, Driver};
 use super::meaning;
 
@@ -17,6 +19,8 @@ const LIBRARY: &str = "libcuda.so.1";
 /// How long a change of state that somebody else began may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(5);
+/// How long the work of a process that runs is waited for, only to know that it does.
+const SETTLE_MS: u32 = 2_000;
 
 /// A call that failed, with the process that it was for.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,9 +39,20 @@ impl Failure {
 
 /// Serves until the input ends. For the hidden command [`super::COMMAND`].
 ///
+/// With a `parent` it lives no longer than that process, not even amid a command: the next daemon, which does not know of it, brings
+/// back what sleeps, and nobody may take that away again behind its back.
+///
 /// # Errors
-/// Writing the answers.
-pub fn run(input: impl BufRead, mut out: impl Write) -> std::io::Result<()> {
+/// Writing the answers; the system's.
+pub fn run(parent: Option<u32>, input: impl BufRead, mut out: impl Write) -> std::io::Result<()> {
+    if let Some(parent) = parent {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // It may have died before that.
+        let now = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+        if now != Some(parent) {
+            return Ok(());
+        }
+    }
     let driver = match Driver::load(Path::new(LIBRARY)) {
         Ok(driver) => {
             say(&mut out, "ready")?;
@@ -167,37 +182,62 @@ fn bring_back(calls: &impl Calls, pids: &[i32], step: Step<'_>, stuck: &mut Vec<
 /// All of them or none: nobody is let in before everybody's memory is back, and a failure leaves every process as it was, so that
 /// the same command may be given again.
 fn up(calls: &impl Calls, pids: &[i32], step: Step<'_>) -> Outcome {
-    let mut restored = Vec::new();
+    let mut did = Vec::new();
     for &pid in pids {
-        let result = steady(calls, pid).and_then(|state| {
-            if state == CU_PROCESS_STATE_CHECKPOINTED {
-                call(&mut *step, RESTORE, pid, || calls.restore(pid))?;
-                restored.push(pid);
-            }
-            Ok(())
-        });
-        if let Err(failure) = result {
+        if let Err(failure) = raise(calls, &mut *step, pid, CU_PROCESS_STATE_LOCKED, &mut did) {
             let mut stuck = Vec::new();
-            for pid in restored {
-                let again = call(&mut *step, CHECKPOINT, pid, || calls.checkpoint(pid));
+            for (name, pid) in did {
+                let again = match name {
+                    RESTORE => call(&mut *step, CHECKPOINT, pid, || calls.checkpoint(pid)),
+                    _ => call(&mut *step, UNLOCK, pid, || calls.unlock(pid)),
+                };
                 stuck.extend(again.err());
             }
             return Err((failure, stuck));
         }
     }
     for &pid in pids {
-        let result = steady(calls, pid).and_then(|state| {
-            if state == CU_PROCESS_STATE_LOCKED {
-                call(&mut *step, UNLOCK, pid, || calls.unlock(pid))?;
-            }
-            Ok(())
-        });
-        // The memory of all is back: the others are let in, and the next `up` unlocks this one.
-        if let Err(failure) = result {
-            return Err((failure, Vec::new()));
-        }
+        // The memory of all is back: should one stay locked, the others are let in, and the next `up` unlocks it.
+        raise(calls, &mut *step, pid, CU_PROCESS_STATE_RUNNING, &mut did)
+            .map_err(|failure| (failure, Vec::new()))?;
     }
     Ok(())
+}
+
+/// Brings a process to `goal`, locked or running, from wherever it is, and notes which calls that took.
+///
+/// A helper before this one may have been killed amid a call, and the driver carries such a call out all the same: after it was looked at
+/// here, and after this process was told that all is over, if nothing is done about that. So one that runs is locked too, and unlocked:
+/// what was asked of the process before is done by then. And a call that finds another state than was seen is made again for that one.
+fn raise(
+    calls: &impl Calls,
+    step: Step<'_>,
+    pid: i32,
+    goal: CUprocessState,
+    did: &mut Vec<((&'static str, &'static str), i32)>,
+) -> Result<(), Failure> {
+    let began = Instant::now();
+    loop {
+        let state = steady(calls, pid)?;
+        if state == goal {
+            return Ok(());
+        }
+        let step = &mut *step;
+        let (name, result) = match state {
+            CU_PROCESS_STATE_CHECKPOINTED => (RESTORE, call(step, RESTORE, pid, || calls.restore(pid))),
+            CU_PROCESS_STATE_LOCKED => (UNLOCK, call(step, UNLOCK, pid, || calls.unlock(pid))),
+            _ => (LOCK, call(step, LOCK, pid, || calls.lock(pid, SETTLE_MS))),
+        };
+        match result {
+            Ok(()) => did.push((name, pid)),
+            Err(failure) if failure.code == CUresult::ERROR_ILLEGAL_STATE && began.elapsed() < PATIENCE => {
+                std::thread::sleep(LOOK);
+            }
+            // It runs, and what was asked before has been done.
+            Err(_) if name == LOCK => return Ok(()),
+            Err(failure) => return Err(failure),
+        }
+    }
 }
 
 /// The state of a process, once no change of it is under way.
@@ -237,6 +277,9 @@ mod tests {
     struct Fake {
         states: RefCell<BTreeMap<i32, u32>>,
         fails: RefCell<Option<(&'static str, i32)>>,
+        /// What a helper that is dead asked of a process, and after how many looks at it that is carried out, at the latest; any
+        /// other call waits for it.
+        late: RefCell<Option<(&'static str, i32, u32)>>,
     }
 
     impl Fake {
@@ -244,6 +287,26 @@ mod tests {
             Self {
                 states: RefCell::new(states.iter().copied().collect()),
                 fails: RefCell::new(fails),
+                late: RefCell::default(),
+            }
+        }
+
+        fn with_late(states: &[(i32, u32)], call: &'static str, pid: i32, looks: u32) -> Self {
+            let fake = Self::new(states, None);
+            *fake.late.borrow_mut() = Some((call, pid, looks));
+            fake
+        }
+
+        /// The call of the dead helper is carried out.
+        fn carry_out(&self) {
+            if let Some((call, pid, _)) = self.late.borrow_mut().take() {
+                let (from, to) = match call {
+                    "lock" => (0, 1),
+                    "checkpoint" => (1, 2),
+                    "restore" => (2, 1),
+                    _ => (1, 0),
+                };
+                let _ = self.change(call, pid, from, to);
             }
         }
 
@@ -286,20 +349,34 @@ mod tests {
 
     impl Calls for Fake {
         fn state(&self, pid: i32) -> Result<CUprocessState, CUresult> {
-            let states = self.states.borrow();
-            let state = states.get(&pid).ok_or(CUresult::ERROR_INVALID_VALUE)?;
-            Ok(CUprocessState(*state))
+            let due = match &mut *self.late.borrow_mut() {
+                Some((_, of, looks)) if *of == pid => {
+                    *looks = looks.saturating_sub(1);
+                    *looks == 0
+                }
+                _ => false,
+            };
+            let state = self.states.borrow().get(&pid).copied();
+            if due {
+                // Right after the look: what was seen is not so any more.
+                self.carry_out();
+            }
+            state.map(CUprocessState).ok_or(CUresult::ERROR_INVALID_VALUE)
         }
         fn lock(&self, pid: i32, _: u32) -> Result<(), CUresult> {
+            self.carry_out();
             self.change("lock", pid, 0, 1)
         }
         fn checkpoint(&self, pid: i32) -> Result<(), CUresult> {
+            self.carry_out();
             self.change("checkpoint", pid, 1, 2)
         }
         fn restore(&self, pid: i32) -> Result<(), CUresult> {
+            self.carry_out();
             self.change("restore", pid, 2, 1)
         }
         fn unlock(&self, pid: i32) -> Result<(), CUresult> {
+            self.carry_out();
             self.change("unlock", pid, 1, 0)
         }
     }
@@ -318,7 +395,12 @@ mod tests {
             ["restored 7", "restored 8", "unlocked 7", "unlocked 8", "done"]
         );
         assert_eq!(fake.all(), [0, 0]);
-        assert_eq!(fake.tell("up 7 8"), ["done"], "there is nothing to do");
+        assert_eq!(
+            fake.tell("up 7 8"),
+            ["locked 7", "locked 8", "unlocked 7", "unlocked 8", "done"],
+            "they run, and it is seen that they do"
+        );
+        assert_eq!(fake.all(), [0, 0]);
     }
 
     #[test]
@@ -347,6 +429,31 @@ mod tests {
             assert_eq!(fake.tell("up 7 8").last().unwrap(), "done", "{fails:?}");
             assert_eq!(fake.all(), [0, 0], "{fails:?}");
         }
+    }
+
+    #[test]
+    fn a_call_of_a_dead_helper_that_is_carried_out_late_leaves_nobody_asleep() {
+        // Each state with each call that it allows, before each look: nothing may come after the end.
+        for (state, late) in [(0, "lock"), (1, "checkpoint"), (2, "restore"), (1, "unlock")] {
+            for looks in 1..8 {
+                let fake = Fake::with_late(&[(7, state), (8, state)], late, 7, looks);
+                let said = fake.tell("up 7 8");
+                assert_eq!(said.last().unwrap(), "done", "{late} after {looks}: {said:?}");
+                fake.carry_out();
+                assert_eq!(fake.all(), [0, 0], "{late} after {looks} looks");
+            }
+        }
+    }
+
+    #[test]
+    fn one_whose_work_does_not_end_runs_all_the_same() {
+        let fake = Fake::new(&[(7, 0), (8, 2)], Some(("lock", 7)));
+        assert_eq!(
+            fake.tell("up 7 8").last().unwrap(),
+            "done",
+            "that it cannot be locked is no failure"
+        );
+        assert_eq!(fake.all(), [0, 0]);
     }
 
     #[test]

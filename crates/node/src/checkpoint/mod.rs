@@ -11,7 +11,8 @@
 //!        ── up 4711 4712 ──>                      restore each, then unlock each, whatever state each is in
 //!        ── look 4711 ──>     <── state 4711 2 ──
 //! ```
-//! The first line of the helper is `ready`, or `unable` and why. It ends when its input does, after the command that it is at.
+//! The first line of the helper is `ready`, or `unable` and why. It ends when its input does, after the command that it is at, and with the
+//! daemon at once: a call that is under way then may be carried out later, and the next helper sees to that.
 
 #[allow(unsafe_code, reason = "calls into a foreign library")]
 mod driver;

@@ -11,7 +11,8 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use super::{COMMAND, Line};
 use crate::worker::{Answers, FromWorker};
 
-/// A helper process. Ended when dropped: by the end of its input, so that a call that is under way is finished.
+/// A helper process. Ended when dropped: by the end of its input, so that a call that is under way is finished. It does not outlive the
+/// thread that started it, which is the daemon's for as long as there is one.
 #[derive(Debug)]
 pub(crate) struct Helper {
     input: ChildStdin,
@@ -33,6 +34,7 @@ impl Helper {
         let mut command = Command::new(program);
         command
             .arg(COMMAND)
+            .arg(std::process::id().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

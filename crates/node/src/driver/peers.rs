@@ -148,6 +148,7 @@ impl Driver {
         };
         known.conn = Some(id);
         let task = known.task;
+        self.sleeper_is_back(peer);
         let ms = |wait: Duration| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let welcome = ToLayer::Welcome {
             session: peer,

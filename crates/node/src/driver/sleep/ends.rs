@@ -1,54 +1,11 @@
 //! Who comes, wants back, hangs up or is gone meanwhile.
 
-use ebb_protocol::ToLayer;
 use ebb_units::TaskId;
 
-use super::{Member, Sleep, Stage, WAIT, failure};
+use super::{Stage, failure};
 use crate::driver::{ControlId, Driver, PeerId};
-use crate::say;
 
 impl Driver {
-    /// A thread of a program that sleeps wants in.
-    pub(in crate::driver) fn wake_me(&mut self, peer: PeerId, order: u64) {
-        let Some(task) = self.sleep_of(peer) else {
-            // Nobody here knows of it: nothing keeps it asleep.
-            return self.send(peer, &ToLayer::Awake { order }, Vec::new());
-        };
-        if let Some(sleep) = self.sleeps.tasks.get_mut(&task) {
-            sleep.wanted = true;
-            self.sleeps.moved.insert(task);
-        }
-    }
-
-    /// A session says that it sleeps: the connection, or this daemon, is new. Before it says what it holds.
-    pub(in crate::driver) fn sleeping(&mut self, peer: PeerId, order: u64) {
-        if let Some(task) = self.sleep_of(peer) {
-            let known = self
-                .sleeps
-                .tasks
-                .get(&task)
-                .is_some_and(|sleep| sleep.order == order);
-            if !known {
-                self.send(peer, &ToLayer::Awake { order }, Vec::new());
-            }
-            return;
-        }
-        let Some(task) = self.peers.get(&peer).map(|peer| peer.task) else {
-            return;
-        };
-        let now = self.now();
-        let fresh = || Sleep::new(Stage::Asleep, order, WAIT, now);
-        let sleep = self.sleeps.tasks.entry(task).or_insert_with(fresh);
-        if sleep.order != order || sleep.stage != Stage::Asleep {
-            return self.send(peer, &ToLayer::Awake { order }, Vec::new());
-        }
-        sleep.members.insert(peer, Member::default());
-        sleep.unsure = true;
-        say::info!("{task} was hibernated before this daemon started");
-        // It looks whether that is so.
-        self.take_helper(task);
-    }
-
     /// `ebb resume` on a task that sleeps. `false`: it does not.
     pub(in crate::driver) fn resume_asleep(&mut self, control: ControlId, task: TaskId) -> bool {
         let Some(sleep) = self.sleeps.tasks.get_mut(&task) else {
@@ -69,6 +26,7 @@ impl Driver {
 
     /// A session is gone for good.
     pub(in crate::driver) fn sleeper_left(&mut self, peer: PeerId) {
+        self.forget_late(peer);
         let Some(task) = self.sleep_of(peer) else { return };
         let Some(sleep) = self.sleeps.tasks.get_mut(&task) else {
             return;
@@ -86,6 +44,7 @@ impl Driver {
             for control in sleep.hibernators.into_iter().chain(sleep.resumers) {
                 self.answer(control, &failure(format!("{task} ended meanwhile"), ""));
             }
+            self.begin_with(sleep.late);
         }
         self.sleeps.left_alone.remove(&task);
     }

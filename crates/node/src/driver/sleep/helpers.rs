@@ -182,7 +182,7 @@ impl Driver {
                 }
                 Stage::Asleep => {
                     self.let_helper_go(task);
-                    self.sleeps.moved.insert(task);
+                    self.looked(task);
                 }
                 _ => {}
             },
@@ -205,9 +205,7 @@ impl Driver {
                 self.again_later(task);
             }
             Stage::Undo => self.again_later(task),
-            Stage::Asleep => {
-                self.sleeps.moved.insert(task);
-            }
+            Stage::Asleep => self.looked(task),
             Stage::Room | Stage::Up => self.up_failed(task, why),
         }
     }
@@ -260,9 +258,6 @@ impl Driver {
     }
 
     pub(super) fn look(&mut self, task: TaskId) {
-        if let Some(sleep) = self.sleeps.tasks.get_mut(&task) {
-            sleep.unsure = false;
-        }
         self.command(task, "look");
     }
 }

@@ -19,11 +19,14 @@
 //! # Who dies
 //! * The helper: its commands look at states before they do something; the next one goes on from there.
 //! * The program: its part is dropped; what it held is free anyhow.
-//! * The daemon: programs sleep on, and tell the next daemon that they do ([`Driver::sleeping`]). It counts them as down, has a
-//!   helper look, and wakes those that are not.
+//! * The daemon: its helpers end with it, amid whatever they are at. Programs sleep on, and tell the next daemon that they do
+//!   ([`Driver::sleeping`]). It counts them as down, has a helper look, and wakes those that are not. Which of a task's processes say it
+//!   first, and what else is said or asked by then, is chance: one that comes when the others are being woken already is *late*
+//!   (`late.rs`), and nobody is told that it is awake whom the driver was not asked about.
 
 mod ends;
 mod helpers;
+mod late;
 mod phases;
 mod room;
 mod unasked;
@@ -57,6 +60,10 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const LEAVE_ALONE: Duration = Duration::from_secs(60);
 /// How long a helper without work is kept, so that the next task need not wait for the driver to be loaded.
 const KEEP_HELPER: Duration = Duration::from_secs(60);
+/// How often a process that slept before this daemon is looked at: a call of the earlier daemon's helper may be carried out late.
+const LOOKS: u32 = 3;
+/// Between those looks.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// How often idle tasks are looked at.
 const LOOK: Duration = Duration::from_millis(500);
 /// Asks that are made here and not by a library.
@@ -88,11 +95,26 @@ struct Parked {
     complete: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Member {
+    /// The order by which its library sleeps, or will.
+    order: u64,
+    /// On its present connection it has said that it sleeps, or was told to.
+    said: bool,
     /// What its library said last, to this stage's question.
     answer: Option<(u32, String)>,
     parked: BTreeMap<DeviceId, Parked>,
+}
+
+impl Member {
+    fn new(order: u64) -> Self {
+        Self {
+            order,
+            said: true,
+            answer: None,
+            parked: BTreeMap::new(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -100,14 +122,19 @@ struct Sleep {
     stage: Stage,
     order: u64,
     members: BTreeMap<PeerId, Member>,
+    /// Processes of the task that sleep, too, and came when it was too late for them to be members.
+    late: BTreeMap<PeerId, late::Late>,
     wait: Duration,
     /// Who wants to hear how it ended.
     hibernators: Vec<ControlId>,
     resumers: Vec<ControlId>,
     /// A thread of the program waits.
     wanted: bool,
-    /// Its programs say that it sleeps; the driver was not asked yet.
-    unsure: bool,
+    /// A process of it believes itself awake: it is let in, also if the task is paused.
+    self_woken: bool,
+    /// Its programs say that it sleeps: so often is the driver still asked, and not before then.
+    looks: u32,
+    look_at: Time,
     helper: Option<u64>,
     /// It was told something and has not done it yet.
     told: bool,
@@ -129,11 +156,14 @@ impl Sleep {
             stage,
             order,
             members: BTreeMap::new(),
+            late: BTreeMap::new(),
             wait,
             hibernators: Vec::new(),
             resumers: Vec::new(),
             wanted: false,
-            unsure: false,
+            self_woken: false,
+            looks: 0,
+            look_at: now,
             helper: None,
             told: false,
             due: now,
@@ -206,11 +236,12 @@ impl Driver {
             sleep.hibernators.extend(control);
             return Reply::Later;
         }
+        let order = self.new_id();
         let members: BTreeMap<PeerId, Member> = self
             .peers
             .iter()
             .filter(|(_, peer)| peer.task == task && !peer.clients.is_empty())
-            .map(|(id, _)| (*id, Member::default()))
+            .map(|(id, _)| (*id, Member::new(order)))
             .collect();
         if members.is_empty() {
             let message = format!("{task} has nothing on a card");
@@ -222,7 +253,6 @@ impl Driver {
                 "`ebb pause` takes its memory off the card, without its contexts",
             ));
         }
-        let order = self.new_id();
         let now = self.now();
         let mut sleep = Sleep::new(Stage::Asking, order, wait.unwrap_or(WAIT), now);
         sleep.members = members;
@@ -384,16 +414,24 @@ impl Driver {
             }
             Stage::Asleep => {
                 let paused = self.tasks.get(&task).is_some_and(|task| task.paused);
-                let back = !sleep.resumers.is_empty() || sleep.wanted && !paused;
+                let back = !sleep.resumers.is_empty() || sleep.self_woken || sleep.wanted && !paused;
+                let now = self.now();
+                let look = sleep.looks > 0 && now >= sleep.look_at;
                 if sleep.told {
                     // It looks: what is to be done comes after that.
-                } else if ready && sleep.unsure {
+                } else if ready && look {
                     self.look(task);
-                } else if back && self.now() >= sleep.retry_at {
+                } else if back && now >= sleep.retry_at {
                     self.make_room(task);
+                } else if look && sleep.helper.is_none() {
+                    self.take_helper(task);
                 }
             }
             Stage::Room => {
+                self.ask_for_room(task);
+                let Some(sleep) = self.sleeps.tasks.get(&task) else {
+                    return;
+                };
                 let all = sleep
                     .members
                     .values()
@@ -468,6 +506,8 @@ impl Driver {
         sleep.stage = Stage::Asleep;
         sleep.due = now;
         sleep.why.clear();
+        // It was alone for a while, as a library that helps itself is.
+        sleep.self_woken = sleep.members.values().any(|member| !member.said);
         let mut sum = Bytes::ZERO;
         for (peer, device, lease, overhead) in held {
             let Some(member) = sleep.members.get_mut(&peer) else {
@@ -495,6 +535,7 @@ impl Driver {
         }
         self.let_helper_go(task);
         self.look_at_cards();
+        self.take_late_ones(task);
         self.sleeps.moved.insert(task);
     }
 
@@ -516,10 +557,10 @@ impl Driver {
         let Some(sleep) = self.sleeps.tasks.get(&task) else {
             return;
         };
-        let (order, took) = (sleep.order, self.now().since(sleep.began).as_secs_f64());
+        let took = self.now().since(sleep.began).as_secs_f64();
         say::info!("{task} is back after {took:.2} s");
         let paused = self.tasks.get(&task).is_some_and(|task| task.paused);
-        let peers: BTreeSet<PeerId> = sleep.members.keys().copied().collect();
+        let orders: Vec<(PeerId, u64)> = sleep.members.iter().map(|(peer, m)| (*peer, m.order)).collect();
         self.let_helper_go(task);
         let sleep = self.sleeps.tasks.remove(&task);
         for (peer, device, parked) in parked {
@@ -549,17 +590,19 @@ impl Driver {
                 Vec::new(),
             );
         }
-        for peer in peers {
+        for (peer, order) in orders {
             self.send(peer, &ToLayer::Awake { order }, Vec::new());
         }
         if paused {
             // Paused while it came back.
             self.feed(Event::Pause { task });
         }
-        for control in sleep.into_iter().flat_map(|sleep| sleep.resumers) {
+        let (resumers, late) = sleep.map_or_else(Default::default, |sleep| (sleep.resumers, sleep.late));
+        for control in resumers {
             self.answer(control, &done(format!("{task} is back and may run")));
         }
         self.look_at_cards();
+        self.begin_with(late);
     }
 
     /// It is not hibernated: everybody goes on.
@@ -572,8 +615,8 @@ impl Driver {
         };
         say::info!("{task} is not hibernated: {why}");
         self.sleeps.left_alone.insert(task, now.after(LEAVE_ALONE));
-        for peer in sleep.members.keys() {
-            let order = sleep.order;
+        for (peer, member) in &sleep.members {
+            let order = member.order;
             self.send(*peer, &ToLayer::Awake { order }, Vec::new());
         }
         let paused = self.tasks.get(&task).is_some_and(|task| task.paused);
@@ -587,6 +630,7 @@ impl Driver {
         for control in sleep.resumers {
             self.answer(control, &done(format!("{task} may run")));
         }
+        self.begin_with(sleep.late);
     }
 
     /// Time is over for a stage, or it is time to try again.

@@ -10,35 +10,14 @@ use crate::driver::{Driver, PeerId};
 use crate::say;
 
 impl Driver {
-    /// What a session that sleeps declares counts as parked: lease and overhead that it is entered with are nothing.
-    pub(in crate::driver) fn declared_asleep(
-        &mut self,
-        peer: PeerId,
-        device: DeviceId,
-        lease: Bytes,
-        overhead: Bytes,
-    ) -> bool {
-        let Some(task) = self.sleep_of(peer) else {
-            return false;
-        };
-        let Some(sleep) = self.sleeps.tasks.get_mut(&task) else {
-            return false;
-        };
-        if !matches!(sleep.stage, Stage::Asleep | Stage::Room | Stage::Up) {
-            return false;
-        }
-        let Some(member) = sleep.members.get_mut(&peer) else {
-            return false;
-        };
-        let parked = member.parked.entry(device).or_default();
-        (parked.lease, parked.overhead) = (lease, overhead);
-        true
-    }
-
     /// Whether the driver holds nothing for this session at present.
     pub(in crate::driver) fn is_down(&self, peer: PeerId) -> bool {
         let record = self.sleep_of(peer).and_then(|task| self.sleeps.tasks.get(&task));
-        record.is_some_and(|sleep| matches!(sleep.stage, Stage::Asleep | Stage::Room | Stage::Up))
+        record.is_some_and(|sleep| {
+            let member = sleep.members.get(&peer);
+            matches!(sleep.stage, Stage::Asleep | Stage::Room | Stage::Up)
+                && member.is_some_and(|member| !member.parked.is_empty())
+        })
     }
 
     /// What the members of a task hold by the ledger: session, card, lease, overhead.
@@ -117,9 +96,23 @@ impl Driver {
             self.take_helper(task);
         }
         self.feed(Event::Resume { task });
+        self.ask_for_room(task);
+        self.sleeps.moved.insert(task);
+    }
+
+    /// Asks for what has not been asked for: all of it at first, and what a library declares when others of the task are waited for already.
+    pub(super) fn ask_for_room(&mut self, task: TaskId) {
         for (peer, device, parked) in self.parked(task) {
+            if parked.ask != 0 {
+                continue;
+            }
             let ask = OURS | self.new_id();
             let Some(client) = self.client_mut(peer, device) else {
+                // It has nothing there any more.
+                let sleep = self.sleeps.tasks.get_mut(&task);
+                if let Some(member) = sleep.and_then(|sleep| sleep.members.get_mut(&peer)) {
+                    member.parked.remove(&device);
+                }
                 continue;
             };
             let (id, evicted) = (client.id, client.usage.evicted);
@@ -142,7 +135,6 @@ impl Driver {
                 long: true,
             });
         }
-        self.sleeps.moved.insert(task);
     }
 
     pub(super) fn parked_by_ask(
@@ -228,12 +220,13 @@ impl Driver {
             sleep.why = why.into();
         }
         self.again_later(task);
+        self.take_late_ones(task);
     }
 
     /// The client that a task's record calls down holds nothing, whatever its library says.
     pub(in crate::driver) fn feed_usage(&mut self, peer: PeerId, device: DeviceId) {
         self.note_told(peer, device);
-        let down = self.is_down(peer);
+        let down = self.is_parked(peer, device);
         let Some(client) = self.client_mut(peer, device) else {
             return;
         };

@@ -29,6 +29,7 @@
 mod check;
 mod chunks;
 mod config;
+mod ends;
 mod mesh;
 mod place;
 mod plan;

@@ -1,16 +1,17 @@
-//! Where a block goes: among free bytes, in a view that is there, in a view that is made, or in new memory; in this order.
+//! Where a block goes: among free bytes, in a view that is there, in a view that is made, or in new memory; in this order, but for
+//! what [`super::ends`] says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::chunks::{ChunkId, State};
+use super::ends::Ends;
 use super::plan::{Aim, Call, Draft, Plan};
 use super::runs::Owner;
+use super::views::View;
 use super::{Mark, Pool, Request, Step, Stream, views};
 
 /// How many fits are looked at to find the one that uses the fewest idle granules.
 const LOOKS: usize = 8;
-/// The ends of granules that save no granule are mapped for a block if they are at least one of so many parts of it.
-const WORTH_MAPPING: u64 = 16;
 /// Chunks are cut into about so many parts, of a granule at least.
 const PARTS: u64 = 32;
 /// When so many mappings serve nobody, the next plan takes some away.
@@ -20,24 +21,9 @@ const STALE_MANY: usize = 64;
 type Idle = (u64, ChunkId, u64);
 
 /// Memory for a view: idle chunks, of the last of which perhaps only a part.
-struct Gathered {
-    chunks: Vec<(ChunkId, u64)>,
-    bytes: u64,
-}
-
-/// Free ends of granules that are in use, for the two ends of a block: start and length of each.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ends {
-    /// For the beginning of the block: the end of a granule.
-    tail: Option<(u64, u64)>,
-    /// For the end of the block: the beginning of a granule.
-    head: Option<(u64, u64)>,
-}
-
-impl Ends {
-    fn bytes(&self) -> u64 {
-        self.tail.map_or(0, |end| end.1) + self.head.map_or(0, |end| end.1)
-    }
+pub(super) struct Gathered {
+    pub(super) chunks: Vec<(ChunkId, u64)>,
+    pub(super) bytes: u64,
 }
 
 impl Pool {
@@ -53,8 +39,11 @@ impl Pool {
             return Step::NoRoom(size);
         };
         let align = self.aligned(len, align);
-        if let Some(at) = self.fit(stream, len, align) {
-            return self.use_run(at, size, len, stream);
+        if let Some((uses, at)) = self.fit(stream, len, align) {
+            return match self.thriftier(uses, size, len, align, stream) {
+                Some(step) => step,
+                None => self.use_run(at, size, len, stream),
+            };
         }
         if let Some(at) = self.adjoining(stream, len, align) {
             return self.use_run(at, size, len, stream);
@@ -105,6 +94,7 @@ impl Pool {
         let align = self.aligned(len, align);
         let place = self
             .fit(stream, len, align)
+            .map(|(_, at)| at)
             .or_else(|| self.adjoining(stream, len, align));
         match place {
             Some(at) if self.parts_of_chunks(at, len).is_empty() => {
@@ -141,8 +131,8 @@ impl Pool {
         others
     }
 
-    /// Best fit, among a few the one that takes most bytes of granules that are in use anyhow.
-    fn fit(&self, stream: Stream, len: u64, align: u64) -> Option<u64> {
+    /// Best fit, among a few the one that takes most bytes of granules that are in use anyhow; and how many idle granules it uses.
+    fn fit(&self, stream: Stream, len: u64, align: u64) -> Option<(u64, u64)> {
         let mut best: Option<(u64, u64)> = None;
         let mut looked = 0;
         for (start, run_len) in self.runs.fitting(stream, len) {
@@ -156,7 +146,7 @@ impl Pool {
                 }
             }
         }
-        best.map(|(_, at)| at)
+        best
     }
 
     /// The place for a block at one of the ends of a run, and how many idle granules it uses there.
@@ -193,10 +183,14 @@ impl Pool {
     fn ready_view(&mut self, size: u64, len: u64, align: u64, stream: Stream) -> Option<u64> {
         let most = self.config.up(len);
         let id = self.views.oldest_ready(len, most, |view| {
-            view.at.is_multiple_of(align)
-                && views::first(&view.extents, len).all(|(home, n)| self.usable_bytes(home, n, stream))
+            view.at.is_multiple_of(align) && self.is_free(view, len, stream)
         })?;
         self.put_view(id, size, len, stream)
+    }
+
+    /// Whether a block of this length could live in a view: all its bytes are free, and the stream may use them.
+    pub(super) fn is_free(&self, view: &View, len: u64, stream: Stream) -> bool {
+        views::first(&view.extents, len).all(|(home, n)| self.usable_bytes(home, n, stream))
     }
 
     /// Whether all these bytes are free, and the stream may use them.
@@ -430,82 +424,6 @@ impl Pool {
         self.stitch(gathered, ends, extra, size, len, stream)
     }
 
-    /// Free ends of granules that others use, for a block that is no whole granules: so that it needs one granule less than its
-    /// size says, or even two. The smallest that do; or else the largest, so that it is not one more afterwards.
-    fn ends(&self, stream: Stream, len: u64) -> Ends {
-        let granule = self.config.granule;
-        let over = len % granule;
-        if over == 0 {
-            return Ends::default();
-        }
-        // Length and start of free ends (towards the next granule) and of free beginnings.
-        let mut tails: BTreeSet<(u64, u64)> = BTreeSet::new();
-        let mut heads: BTreeSet<(u64, u64)> = BTreeSet::new();
-        for (start, run) in self.runs.iter().filter(|(_, run)| run.owner.allows(stream)) {
-            let end = start + run.len;
-            let (first, last) = (self.config.up(start), self.config.down(end));
-            if start < first && first <= end && self.border(start, first) {
-                tails.insert((first - start, start));
-            }
-            if last < end && last >= start && self.border(last, last) {
-                heads.insert((end - last, last));
-            }
-        }
-        let pair = |least: u64| {
-            tails
-                .range(..(least, 0))
-                .filter_map(|&tail| {
-                    let rest = least - tail.0;
-                    let head = heads
-                        .range((rest, 0)..)
-                        .find(|head| self.config.down(tail.1) != head.1)?;
-                    Some((tail.0 + head.0, tail, *head))
-                })
-                .min()
-                .map(|(_, (tail_len, tail), (head_len, head))| Ends {
-                    tail: Some((tail, tail_len)),
-                    head: Some((head, head_len.min(least - tail_len))),
-                })
-        };
-        if len > granule
-            && let Some(ends) = pair(over + granule)
-        {
-            return ends;
-        }
-        if let Some(ends) = pair(over) {
-            return ends;
-        }
-        // All of an end of a granule: the block ends inside another one then, and what is free there is such an end again. So blocks that
-        // follow each other leave one of them, not one each.
-        let whole = |&(n, at): &(u64, u64)| Ends {
-            tail: Some((at, n)),
-            head: None,
-        };
-        let tail = tails.range((over, 0)..).next();
-        let head = heads.range((over, 0)..).next();
-        match (tail, head) {
-            (Some(tail), head) if head.is_none_or(|head| tail.0 <= head.0) => whole(tail),
-            (_, Some(head)) => Ends {
-                tail: None,
-                head: Some((head.1, over)),
-            },
-            _ => {
-                let most = tails
-                    .last()
-                    .filter(|tail| len > granule && tail.0 >= granule / WORTH_MAPPING);
-                most.map(whole).unwrap_or_default()
-            }
-        }
-    }
-
-    /// Whether the chunk with these bytes has one of its borders at `border`.
-    fn border(&self, at: u64, border: u64) -> bool {
-        self.chunks
-            .over(at, 1)
-            .next()
-            .is_some_and(|(start, n, _)| start == border || start + n == border)
-    }
-
     /// Work that keeps free memory from this stream.
     fn pending(&self, stream: Stream) -> Vec<(Stream, Mark)> {
         let mut pending: BTreeMap<Stream, Mark> = BTreeMap::new();
@@ -528,7 +446,7 @@ impl Pool {
     ///
     /// Whole runs: what lies beside an idle chunk in its run, free parts of granules that others use, is of no use to
     /// large blocks as long as the chunk is away.
-    fn gather(&self, stream: Stream, need: u64) -> Gathered {
+    pub(super) fn gather(&self, stream: Stream, need: u64) -> Gathered {
         let mut gathered = Gathered {
             chunks: Vec::new(),
             bytes: 0,
@@ -638,7 +556,7 @@ impl Pool {
     }
 
     /// A view of these ends and idle chunks, and of `extra` new bytes.
-    fn stitch(
+    pub(super) fn stitch(
         &mut self,
         gathered: Gathered,
         ends: Ends,

@@ -303,6 +303,67 @@ impl World {
         panic!("an allocation goes in circles");
     }
 
+    /// In new memory, if the limit leaves room for it.
+    fn begin_new(&mut self, size: u64, stream: Stream) {
+        let request = Request {
+            size,
+            align: 1,
+            stream,
+            asked: false,
+        };
+        let before = self.pool.stats();
+        let need = self.pool.config.up(self.pool.config.round(size).unwrap());
+        match self.pool.allocate_new(&request) {
+            Step::Run(plan) => {
+                let made: u64 = plan
+                    .calls()
+                    .iter()
+                    .map(|call| match *call {
+                        Call::Create { len, .. } => len,
+                        _ => 0,
+                    })
+                    .sum();
+                assert_eq!(made, need);
+                assert!(!plan.calls().iter().any(|call| matches!(call, Call::Wait { .. })));
+                self.plans.push((*plan, 0, size));
+            }
+            Step::NoRoom(short) => assert_eq!(
+                before.reserved + need,
+                self.pool.config.limit.max(before.reserved) + short
+            ),
+            Step::Addresses(_) => {}
+            step => panic!("{step:?}"),
+        }
+        assert_eq!(self.pool.stats().idle, before.idle, "what is idle stays idle");
+    }
+
+    /// If it takes no call.
+    fn allocate_mapped(&mut self, size: u64, stream: Stream) {
+        let request = Request {
+            size,
+            align: 1,
+            stream,
+            asked: false,
+        };
+        let (calls, plans) = (self.card.calls, self.pool.counters.plans);
+        if let Some(at) = self.pool.allocate_mapped(&request) {
+            self.enter(at, stream);
+        }
+        assert_eq!((calls, plans), (self.card.calls, self.pool.counters.plans));
+    }
+
+    /// Three seconds, enough for slack if each was busy.
+    fn seconds(&mut self, room: u64, busy: bool) {
+        for _ in 0..3 {
+            if busy {
+                self.pool.thrift.remap(1000);
+            }
+            let wish = self.pool.second(room);
+            let most = self.pool.needed(0) * (1000 + self.pool.config.slack_permille) / 1000;
+            assert!(wish <= most, "{wish} of {most}");
+        }
+    }
+
     fn enter(&mut self, at: u64, stream: Stream) {
         let block = self.pool.find(at).expect("it lives");
         assert_eq!((block.at, block.stream), (at, stream));
@@ -544,8 +605,23 @@ impl World {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Allocate { size: u64, align: u32, stream: u64 },
-    Free { which: usize, others: u8 },
+    Allocate {
+        size: u64,
+        align: u32,
+        stream: u64,
+    },
+    AllocateNew {
+        size: u64,
+        stream: u64,
+    },
+    AllocateMapped {
+        size: u64,
+        stream: u64,
+    },
+    Free {
+        which: usize,
+        others: u8,
+    },
     Advance(u64),
     Tell(u64),
     Step(usize),
@@ -558,6 +634,15 @@ enum Op {
     Pin(usize),
     Unpin(usize),
     End(u64),
+    /// Seconds with so much room pass, in each of which the pool has mapped a lot or nothing.
+    Seconds {
+        room: u64,
+        busy: bool,
+    },
+    /// A period ends, and what is surplus then goes.
+    Tick {
+        free: u64,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -577,6 +662,10 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0usize..60).prop_map(Op::Pin),
         1 => (0usize..60).prop_map(Op::Unpin),
         1 => (0u64..3).prop_map(Op::End),
+        1 => (1u64..40, 0u64..3).prop_map(|(size, stream)| Op::AllocateNew { size, stream }),
+        1 => (1u64..40, 0u64..3).prop_map(|(size, stream)| Op::AllocateMapped { size, stream }),
+        1 => (prop_oneof![Just(u64::MAX), 0u64..200], any::<bool>()).prop_map(|(room, busy)| Op::Seconds { room, busy }),
+        1 => (0u64..300).prop_map(|free| Op::Tick { free }),
     ]
 }
 
@@ -587,6 +676,20 @@ fn play(ops: Vec<Op>, config: Config, fails: impl IntoIterator<Item = u64>, at_o
         match op {
             Op::Allocate { size, align, stream } => {
                 world.begin(size, 1 << align, Stream(stream));
+            }
+            Op::AllocateNew { size, stream } => world.begin_new(size, Stream(stream)),
+            Op::AllocateMapped { size, stream } => world.allocate_mapped(size, Stream(stream)),
+            Op::Seconds { room, busy } => world.seconds(room, busy),
+            Op::Tick { free } => {
+                let marks = Watermarks {
+                    low: 200,
+                    high: 400,
+                    batch: 16,
+                };
+                let surplus = world.pool.surplus(free, &marks);
+                world.pool.tick();
+                let plan = world.pool.release(surplus);
+                world.plans.extend(plan.map(|plan| (plan, 0, 0)));
             }
             Op::Free { which, others } => {
                 if !world.live.is_empty() {

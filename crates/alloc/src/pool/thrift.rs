@@ -47,6 +47,11 @@ impl Thrift {
         self.row = 0;
     }
 
+    /// It may have more than it needs, so that it maps less.
+    pub(super) const fn has_slack(&self) -> bool {
+        self.slack > 0
+    }
+
     /// So much was taken of the room.
     pub(super) fn took(&mut self, bytes: u64) {
         self.room = self.room.saturating_sub(bytes);

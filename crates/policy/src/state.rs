@@ -9,7 +9,7 @@ use ebb_units::{Bytes, ClientId, DeviceId, OrderId, Priority, TaskId};
 
 use crate::action::{Depth, Grounds, ReclaimReason};
 use crate::config::PolicyConfig;
-use crate::event::{AskId, AskKind, Outcome, TaskSpec, Tenant};
+use crate::event::{AskId, AskKind, Outcome, TaskSpec, Tenant, Usage};
 use crate::lodging::Lodgers;
 use crate::predict::Rhythm;
 use crate::rank::HOLDERS;
@@ -681,6 +681,22 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// Whether its books are as this says already, and nothing is under way that would have it looked at.
+    pub(crate) fn has_said(&self, usage: &Usage) -> bool {
+        let idle_lease = self.lease.saturating_sub(usage.resident);
+        let incoming = self.incoming.min(usage.evicted).min(idle_lease);
+        let idle = idle_lease.saturating_sub(incoming);
+        let as_before = self.overhead == usage.overhead
+            && self.loose == usage.loose.min(usage.overhead)
+            && self.pinned == usage.pinned
+            && self.evicted == usage.evicted
+            && self.clean == usage.clean
+            && self.incoming == incoming
+            && self.idle_lease == idle
+            && self.unused == idle.saturating_add(usage.cached);
+        as_before && self.order.is_none() && self.asks.is_empty() && !self.restore_over()
+    }
+
     pub(crate) fn new(
         task: TaskId,
         device: DeviceId,

@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Ps(PsArgs),
     /// Watch the cards and the tasks
     Top(TopArgs),
+    /// List the operator's rules, where they stand, and what they did
+    Rules(RulesArgs),
     /// Take a task's memory off the card and keep it off
     Pause(PauseArgs),
     /// Take all of tasks off the card, their contexts included, until they use the GPU again
@@ -213,6 +215,9 @@ pub(crate) struct CheckpointHelperArgs {
 /// What a supervised program is started by.
 #[derive(Debug, Args)]
 pub(crate) struct SupervisedArgs {
+    /// The process with which it ends
+    #[arg(long)]
+    pub parent: u32,
     /// What it is called as
     #[arg(long)]
     pub name: OsString,
@@ -257,6 +262,21 @@ pub(crate) struct PsArgs {
     /// What was decided about each task and why, and what it waits for: of one task, or of all
     #[arg(long, value_name = "TASK", num_args = 0..=1, default_missing_value = "")]
     pub why: Option<String>,
+    /// Exact figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ebb rules`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ebb rules
+  ebb rules --json | jq '.fired[-1]'
+
+Rules stand in ebb.toml: `ebb daemon --example` shows how they are written, `ebb daemon --check --config FILE` looks at them,
+`ebb daemon --reload` has them hold.")]
+pub(crate) struct RulesArgs {
     /// Exact figures as JSON
     #[arg(long)]
     pub json: bool,
@@ -635,14 +655,17 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Start it in the background and return when it answers
-    #[arg(long, conflicts_with_all = ["check", "example", "stop"])]
+    #[arg(long, conflicts_with_all = ["check", "example", "reload", "stop"])]
     pub background: bool,
     /// Read the settings, say what is wrong with them, and stop
-    #[arg(long, conflicts_with_all = ["example", "stop"])]
+    #[arg(long, conflicts_with_all = ["example", "reload", "stop"])]
     pub check: bool,
     /// Print a file with all settings and their meaning
-    #[arg(long, conflicts_with = "stop")]
+    #[arg(long, conflicts_with_all = ["reload", "stop"])]
     pub example: bool,
+    /// Have the running daemon read its settings again; if they are wrong, the old ones hold
+    #[arg(long, conflicts_with = "stop")]
+    pub reload: bool,
     /// Stop the running daemon
     #[arg(long)]
     pub stop: bool,

@@ -206,10 +206,14 @@ fn libc_nofollow() -> i32 {
 
 /// The settings that a daemon in the background takes when none are named.
 pub(crate) fn default_config() -> Option<PathBuf> {
+    default_place().filter(|path| path.exists())
+}
+
+/// Where it would be: a daemon that began without it can be told to read it.
+pub(crate) fn default_place() -> Option<PathBuf> {
     let base = match std::env::var_os("XDG_CONFIG_HOME") {
         Some(dir) if Path::new(&dir).is_absolute() => PathBuf::from(dir),
         _ => PathBuf::from(std::env::var_os("HOME")?).join(".config"),
     };
-    let path = base.join("ebb/ebb.toml");
-    path.exists().then_some(path)
+    Some(base.join("ebb/ebb.toml"))
 }

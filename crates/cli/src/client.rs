@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ebb_protocol::control::{Answer, Payload, Request, read_line, write_line};
+use ebb_protocol::control::{Answer, ControlError, Payload, Request, read_line, write_line};
 use ebb_protocol::paths::{CONTROL_SOCKET, candidates, user_dir};
 
 use crate::args::Global;
@@ -119,6 +119,19 @@ impl Client {
             Answer::Ok(payload) => Ok(payload),
             Answer::Error(failure) => Err(failure.into()),
         }
+    }
+
+    /// Asks, and tells an answer that is a refusal from no answer.
+    pub(crate) fn try_ask(&mut self, request: &Request) -> std::result::Result<Answer, ControlError> {
+        write_line(&mut self.writer, request)?;
+        read_line(&mut self.reader)
+    }
+
+    /// Waits no longer than this for an answer.
+    pub(crate) fn be_patient(&self, patience: Duration) {
+        // Without it the patience stays as it was, which is longer.
+        let _ = self.writer.set_read_timeout(Some(patience));
+        let _ = self.writer.set_write_timeout(Some(patience));
     }
 
     /// Another connection to the same daemon.

@@ -55,6 +55,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         Command::Run(args) => commands::run::run(global, args),
         Command::Ps(args) => commands::ps::ps(global, args),
         Command::Top(args) => commands::top::top(global, args),
+        Command::Rules(args) => commands::rules::rules(global, args),
         Command::Pause(args) => commands::task::pause(global, args),
         Command::Hibernate(args) => commands::task::hibernate(global, args),
         Command::Trim(args) => commands::trim::trim(global, args),

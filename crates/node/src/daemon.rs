@@ -114,8 +114,7 @@ impl Daemon {
         }
         let budget = config.arena_budget(&HostMemory::read())?;
         let signals = if as_process {
-            let numbers = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
-            Some(crate::sys::signals(&numbers).map_err(system("signals"))?)
+            Some(crate::sys::signals(&SIGNALS).map_err(system("signals"))?)
         } else {
             None
         };
@@ -207,6 +206,9 @@ impl Daemon {
         self.driver.run()
     }
 }
+
+/// What the daemon takes as messages.
+pub(crate) const SIGNALS: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 fn start_log(config: &Config, answers: &Answers) -> Result<Option<EventLog>, StartError> {
     let Some(path) = config.event_log_path() else {

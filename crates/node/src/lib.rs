@@ -28,6 +28,7 @@ mod process;
 mod replay;
 pub mod rules;
 mod say;
+mod signals;
 mod statefile;
 mod suspect;
 #[allow(unsafe_code, reason = "the corner of system calls that rustix does not wrap")]
@@ -47,3 +48,4 @@ pub use eventlog::{PolicyRecord, Record};
 pub use place::PlaceError;
 pub use replay::{Divergence, Missing, ReplayError, Report, replay};
 pub use say::{Level, set_level};
+pub use signals::{Signals, Told};

@@ -3,6 +3,8 @@
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -87,11 +89,34 @@ pub(crate) fn signals(numbers: &[libc::c_int]) -> io::Result<OwnedFd> {
 
 /// The signal that a descriptor from [`signals`] has to tell, if any.
 pub(crate) fn next_signal(fd: impl AsFd) -> Option<i32> {
+    next_signal_with_code(fd).map(|(number, _)| number)
+}
+
+/// The same with the code that says who sent it.
+pub(crate) fn next_signal_with_code(fd: impl AsFd) -> Option<(i32, i32)> {
     let mut info = [0; size_of::<libc::signalfd_siginfo>()];
-    match rustix::io::read(fd, &mut info) {
-        // The number is the first field.
-        Ok(n) if n == info.len() => Some(i32::from_ne_bytes([info[0], info[1], info[2], info[3]])),
-        _ => None,
+    let read = rustix::io::read(fd, &mut info).ok()?;
+    let number = |at: usize| i32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    // The number is the first field, the code the third.
+    (read == info.len()).then(|| (number(0), number(8)))
+}
+
+/// Has a program that is started not be deaf for these signals because this process is.
+pub(crate) fn unblocked(command: &mut Command, numbers: Vec<libc::c_int>) -> &mut Command {
+    // SAFETY: what runs between `fork` and `exec` may only be what a signal handler may do: `sigemptyset`, `sigaddset` and
+    // `pthread_sigmask` are; the list was made before, is only read, and nothing is allocated or freed there.
+    unsafe {
+        command.pre_exec(move || {
+            let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+            libc::sigemptyset(set.as_mut_ptr());
+            for number in &numbers {
+                libc::sigaddset(set.as_mut_ptr(), *number);
+            }
+            match libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut()) {
+                0 => Ok(()),
+                error => Err(io::Error::from_raw_os_error(error)),
+            }
+        })
     }
 }
 

@@ -61,6 +61,8 @@ pub(crate) enum FromWorker {
         helper: u64,
         line: Option<crate::checkpoint::Line>,
     },
+    /// Somebody was notified of a rule, or could not be.
+    Notified { trouble: Option<String> },
     /// Somebody wants the daemon to end.
     Stop,
 }

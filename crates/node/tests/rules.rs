@@ -65,7 +65,10 @@ fn who_is_refused_or_has_to_give_way_can_hear_of_it() {
     let mut client = daemon.client(train);
     client.attach(CARD, Bytes::ZERO, Bytes::ZERO);
     let news = || -> TaskNews {
-        match daemon.ask(&Request::News { task: "train".into() }) {
+        match daemon.ask(&Request::News {
+            task: "train".into(),
+            gives_way: true,
+        }) {
             Answer::Ok(Payload::News(news)) => news,
             other => panic!("{other:?}"),
         }

@@ -65,7 +65,14 @@ pub enum Request {
     News {
         /// Which.
         task: String,
+        /// Whether the caller has the program give way when it is told to; who does not is not told.
+        #[serde(default)]
+        gives_way: bool,
     },
+    /// The operator's rules, where they stand, and what they did.
+    Rules,
+    /// Read the file of settings again.
+    Reload,
     /// What was decided about tasks, and what they wait for.
     Why {
         /// Which; `None`: all.
@@ -165,6 +172,17 @@ pub enum Payload {
         /// What each task gave back.
         tasks: Vec<TrimmedTask>,
     },
+    /// To [`Request::Rules`].
+    Rules {
+        /// The file of settings that they come from.
+        config: Option<String>,
+        /// All of them, in the file's order.
+        rules: Vec<RuleRow>,
+        /// What they did last, the oldest first.
+        fired: Vec<FiredRow>,
+        /// What keeps them from it.
+        troubles: Vec<Trouble>,
+    },
     /// To [`Request::Why`].
     Why {
         /// One for each task.
@@ -197,6 +215,57 @@ pub struct Trouble {
     pub found: String,
     /// What to do.
     pub fix: String,
+}
+
+/// A rule of the operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleRow {
+    /// Its name.
+    pub name: String,
+    /// Its condition.
+    pub when: String,
+    /// What it does then, in order.
+    pub deeds: Vec<String>,
+    /// By how much the condition has to fail before it fires again, in thousandths.
+    pub margin_thousandths: u32,
+    /// How long after it fired it does not fire again, in ms.
+    pub rest_ms: u64,
+    /// It only says what it would do.
+    pub dry_run: bool,
+    /// Where it stands on each card.
+    pub cards: Vec<RuleCardRow>,
+}
+
+/// A rule on one card.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleCardRow {
+    /// Index of the card as `nvidia-smi` shows it.
+    pub gpu: u32,
+    /// `quiet`: the condition does not hold; `pending`: it does, and not for long enough; `fired`: it did, and the condition has not failed since.
+    pub state: String,
+    /// For how long, in ms; `None` if it is quiet.
+    pub since_ms: Option<u64>,
+    /// How often it fired.
+    pub fired: u64,
+    /// How long ago the last time was, in ms.
+    pub last_ms: Option<u64>,
+}
+
+/// That a rule fired.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FiredRow {
+    /// How long ago, in ms.
+    pub ago_ms: u64,
+    /// The rule.
+    pub rule: String,
+    /// Index of the card as `nvidia-smi` shows it.
+    pub gpu: u32,
+    /// What was seen.
+    pub text: String,
+    /// What was done, and to whom.
+    pub done: String,
+    /// It was only said.
+    pub dry_run: bool,
 }
 
 /// What happened to a task.

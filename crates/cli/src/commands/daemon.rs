@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use ebb_node::{
     Config, ConfigError, Daemon, HostMemory, Level, StartError, Surroundings, read_settings, set_level,
 };
-use ebb_protocol::control::Request;
+use ebb_protocol::control::{Payload, Request};
 
 use crate::args::{DaemonArgs, Global};
 use crate::background;
-use crate::client::{Client, own_folder};
+use crate::client::{Client, own_folder, unexpected};
 use crate::error::{CliError, Result};
 
 /// `ebb daemon`.
@@ -24,6 +24,12 @@ pub(crate) fn daemon(global: &Global, args: &DaemonArgs) -> Result<()> {
         Client::open(global)?.ask(&Request::Shutdown)?;
         writeln!(out, "the daemon stops; programs go on with what they have")?;
         return Ok(());
+    }
+    if args.reload {
+        return match Client::open(global)?.ask(&Request::Reload)? {
+            Payload::Done { message } => Ok(writeln!(out, "{message}")?),
+            other => Err(unexpected(&other)),
+        };
     }
     let file = args.config.clone().or_else(background::default_config);
     if args.background {
@@ -49,7 +55,11 @@ pub(crate) fn daemon(global: &Global, args: &DaemonArgs) -> Result<()> {
         )?;
         return Ok(());
     }
-    serve(config, file.as_deref(), args.detached)
+    serve(
+        config,
+        file.or_else(background::default_place).as_deref(),
+        args.detached,
+    )
 }
 
 /// The settings of the file, or the defaults, with what the command line says over them.

@@ -5,6 +5,7 @@ pub(crate) mod doctor;
 pub(crate) mod install;
 pub(crate) mod manual;
 pub(crate) mod ps;
+pub(crate) mod rules;
 pub(crate) mod run;
 pub(crate) mod simulate;
 pub(crate) mod supervise;

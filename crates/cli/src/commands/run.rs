@@ -68,13 +68,13 @@ pub(crate) fn run(global: &Global, args: &RunArgs) -> Result<()> {
             task,
             checkpoint: args.checkpoint.as_ref(),
             restart: args.restart,
+            own: std::env::current_exe()
+                .map_err(|e| CliError::failed(format!("the path of ebb itself is not known: {e}")))?,
         };
-        let own = std::env::current_exe()
-            .map_err(|e| CliError::failed(format!("the path of ebb itself is not known: {e}")))?;
-        return supervise::supervise(&mut client, &plan, || {
-            let mut command = Command::new(&own);
-            command.arg("supervised").arg("--name").arg(name).arg("--");
-            command.arg(&path).args(&args.program[1..]);
+        return supervise::supervise(client, &plan, || {
+            let mut command = Command::new(&plan.own);
+            supervise::under_us(&mut command, name, &path);
+            command.args(&args.program[1..]);
             prepare(&mut command);
             command
         });

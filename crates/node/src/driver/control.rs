@@ -345,9 +345,11 @@ impl Driver {
                 };
                 this.change(task, figures, Some(id))
             }),
-            Request::News { task } => {
-                self.with_task(id, &task, |this, task| Reply::Now(this.tell_news(task)))
-            }
+            Request::News { task, gives_way } => self.with_task(id, &task, |this, task| {
+                Reply::Now(this.tell_news(task, gives_way))
+            }),
+            Request::Rules => Reply::Now(self.tell_rules()),
+            Request::Reload => self.reload_for(id),
             Request::Why { task: None } => Reply::Now(self.why(None)),
             Request::Why { task: Some(task) } => match self.find_task(&task) {
                 Ok(task) => Reply::Now(self.why(Some(task))),
@@ -355,13 +357,37 @@ impl Driver {
             },
             Request::Doctor { pid } => self.doctor(id, pid),
             Request::Shutdown => {
-                let uid = self.controls.get(&id).map_or(u32::MAX, |conn| conn.cred.uid);
-                if uid != self.uid && uid != 0 {
-                    let message = "the daemon belongs to another user";
-                    return Reply::Now(usage(message, "ask its owner, or use sudo"));
+                if let Some(refusal) = self.is_no_owner(id) {
+                    return refusal;
                 }
                 self.stop = true;
                 done("the daemon stops; programs go on with what they have")
+            }
+        }
+    }
+
+    /// The refusal for somebody to whom the daemon does not belong.
+    fn is_no_owner(&self, id: ControlId) -> Option<Reply> {
+        let uid = self.controls.get(&id).map_or(u32::MAX, |conn| conn.cred.uid);
+        (uid != self.uid && uid != 0).then(|| {
+            let message = "the daemon belongs to another user";
+            Reply::Now(usage(message, "ask its owner, or use sudo"))
+        })
+    }
+
+    fn reload_for(&mut self, id: ControlId) -> Reply {
+        if let Some(refusal) = self.is_no_owner(id) {
+            return refusal;
+        }
+        match self.reload() {
+            Ok(later) if later.is_empty() => done("the settings were read again, and hold"),
+            Ok(later) => done(format!(
+                "the settings were read again, and hold; from the next start of the daemon: {}",
+                later.join(", ")
+            )),
+            Err(e) => {
+                let message = format!("the settings stay as they are: {}", e.to_string().trim_end());
+                Reply::Now(usage(message, &e.fix()))
             }
         }
     }

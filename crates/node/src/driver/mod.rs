@@ -45,7 +45,7 @@ use ebb_units::{Bytes, ClientId, DeviceId, TaskId};
 use rustix::event::epoll;
 
 use crate::arena::{Arena, Job, Move};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::eventlog::{EventLog, Record};
 use crate::place::Place;
 use crate::say;
@@ -147,6 +147,12 @@ pub(crate) struct Driver {
     decisions: why::Decisions,
     rules: crate::rules::Engine,
     rules_timed: bool,
+    /// What they did last.
+    fired: VecDeque<rules::Fired>,
+    /// Why a change of the settings was refused.
+    settings_trouble: Option<String>,
+    /// Why the last notification did not arrive.
+    notify_trouble: Option<String>,
     notices: Option<Worker<(crate::rules::NotifyConfig, crate::rules::notify::News)>>,
     notices_waiting: Arc<AtomicU64>,
 
@@ -221,6 +227,15 @@ pub(crate) struct Parts {
     pub wakeups: Arc<AtomicU64>,
 }
 
+/// A text of several lines as one, without the lines that show the file.
+fn in_a_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let said: Vec<&str> = lines
+        .filter(|line| !line.contains(" | ") && !line.starts_with('|'))
+        .collect();
+    said.join(" ")
+}
+
 impl Driver {
     pub(crate) fn new(parts: Parts) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -256,6 +271,9 @@ impl Driver {
             decisions: why::Decisions::default(),
             rules: crate::rules::Engine::default(),
             rules_timed: false,
+            fired: VecDeque::new(),
+            settings_trouble: None,
+            notify_trouble: None,
             notices: None,
             notices_waiting: Arc::new(AtomicU64::new(0)),
             arena: parts.arena,
@@ -689,6 +707,7 @@ impl Driver {
                 }
                 FromWorker::Helper { helper, line } => self.helper_said(helper, line),
                 FromWorker::State { sequence, result } => self.state_saved(sequence, result),
+                FromWorker::Notified { trouble } => self.notify_trouble = trouble,
                 FromWorker::Stop => self.stop = true,
             }
             self.settle();
@@ -698,7 +717,8 @@ impl Driver {
     fn hear_signals(&mut self) {
         while let Some(number) = self.signals.as_ref().and_then(crate::sys::next_signal) {
             if number == libc::SIGHUP {
-                self.reload();
+                // What is wrong with them is in the log, and `ebb doctor` says it.
+                let _ = self.reload();
             } else {
                 self.stop = true;
             }
@@ -706,19 +726,31 @@ impl Driver {
     }
 
     /// Reads the config file again. What cannot change while the daemon runs is named.
-    fn reload(&mut self) {
-        let Some(path) = &self.config_path else {
-            return say::info!("there is no config file to read again");
-        };
-        let new = match Config::load(path) {
-            Ok(new) => new,
-            Err(e) => return say::error!("the settings stay as they are: {e}"),
-        };
-        let memory = crate::budget::HostMemory::read();
-        match new.arena_budget(&memory) {
-            Ok(budget) => self.set_arena_budget(budget),
-            Err(e) => return say::error!("the settings stay as they are: {e}"),
+    ///
+    /// # Errors
+    /// What is wrong with it; all is then as it was.
+    fn reload(&mut self) -> Result<Vec<String>, ConfigError> {
+        let result = self.try_reload();
+        self.settings_trouble = result.as_ref().err().map(|e| in_a_line(&e.to_string()));
+        if let Err(e) = &result {
+            say::error!("the settings stay as they are: {e}");
         }
+        result
+    }
+
+    fn try_reload(&mut self) -> Result<Vec<String>, ConfigError> {
+        let Some(path) = &self.config_path else {
+            return Err(ConfigError::Invalid {
+                what: "the daemon was started without a file of settings".into(),
+                fix: "write one, and start the daemon again (`ebb daemon --stop`); programs keep what they have"
+                    .into(),
+            });
+        };
+        let new = Config::load(path)?;
+        let memory = crate::budget::HostMemory::read();
+        let budget = new.arena_budget(&memory)?;
+        self.set_arena_budget(budget);
+        let mut later = Vec::new();
         if let Some(level) = new.log {
             say::set_level(level);
         }
@@ -737,6 +769,7 @@ impl Driver {
         for (name, changed) in fixed {
             if changed {
                 say::warning!("a new `{name}` holds from the next start of the daemon");
+                later.push(name.to_string());
             }
         }
         self.set_policy(new.policy);
@@ -753,6 +786,7 @@ impl Driver {
         self.config.arena.budget = new.arena.budget;
         self.arena_dirty = true;
         say::info!("settings read again");
+        Ok(later)
     }
 
     /// Lets the arbiter decide by other numbers. The log says so, since the same events give other actions from there on.

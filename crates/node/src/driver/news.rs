@@ -12,10 +12,15 @@ use super::Driver;
 /// How long a task has to save itself when the operator wants it to give way.
 pub(super) const BY_RULE: Duration = Duration::from_secs(30);
 
+/// Who asks twice a second and has not for so long has gone.
+const HEARD: Duration = Duration::from_secs(10);
+
 /// What is kept of a task until it is asked for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct News {
     give_way: Option<Time>,
+    /// When somebody asked last who has the program give way.
+    heard: Option<Time>,
     denials: u64,
     report: Option<String>,
 }
@@ -99,13 +104,26 @@ impl Driver {
         text
     }
 
-    /// What happened to a task; that it is to give way is told once.
-    pub(super) fn tell_news(&mut self, task: TaskId) -> Answer {
+    /// Whether somebody is there who has the task give way when it is told to.
+    pub(super) fn gives_way(&self, task: TaskId) -> bool {
+        let heard = self.news.get(&task).and_then(|news| news.heard);
+        heard.is_some_and(|at| self.now().since(at) < HEARD)
+    }
+
+    /// What happened to a task; that it is to give way is told once, and to those who care.
+    pub(super) fn tell_news(&mut self, task: TaskId, gives_way: bool) -> Answer {
         let tasks = &self.tasks;
         self.news.retain(|id, _| tasks.contains_key(id));
         let now = self.now();
         let news = self.news.entry(task).or_default();
-        let left = news.give_way.take().map(|at| at.since(now).as_millis());
+        let left = match gives_way {
+            true => {
+                news.heard = Some(now);
+                news.give_way.take()
+            }
+            false => None,
+        };
+        let left = left.map(|at| at.since(now).as_millis());
         Answer::Ok(Payload::News(TaskNews {
             give_way_ms: left.map(|ms| u64::try_from(ms).unwrap_or(u64::MAX)),
             denials: news.denials,

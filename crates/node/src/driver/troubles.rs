@@ -41,6 +41,7 @@ impl Driver {
                 "check `nvml` in ebb.toml, and that the daemon finds libnvidia-ml.so.1",
             );
         }
+        troubles.extend(self.rule_troubles());
         troubles
     }
 }

@@ -54,7 +54,7 @@ impl Driver {
             .map_or_else(|| "a program that is gone".into(), |task| self.called(task))
     }
 
-    fn called(&self, task: TaskId) -> String {
+    pub(super) fn called(&self, task: TaskId) -> String {
         let known = self.tasks.get(&task);
         known.map_or_else(|| task.to_string(), |t| format!("{task} {}", t.name))
     }
@@ -63,6 +63,12 @@ impl Driver {
         if let Some(task) = self.task_of_client(client) {
             self.decisions.push(task, at, text);
         }
+    }
+
+    /// Something was decided about a task, and not by the arbiter.
+    pub(super) fn decided(&mut self, task: TaskId, text: String) {
+        let now = self.now();
+        self.decisions.push(task, now, text);
     }
 
     /// Its own library refused it memory.

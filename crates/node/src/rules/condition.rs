@@ -53,6 +53,8 @@ struct Test {
 /// What has to hold, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
+    /// As it was written, with one space between words.
+    text: String,
     tests: Vec<Test>,
     /// It has to hold for so long without a break.
     pub lasting: Duration,
@@ -107,6 +109,12 @@ impl Test {
             let value = value.saturating_add(slack);
             figure < value || (equal && figure == value)
         }
+    }
+}
+
+impl std::fmt::Display for Condition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -206,7 +214,8 @@ impl FromStr for Condition {
         if word(n).is_some() {
             return Err(missing(n, "the end, `and` or `for`"));
         }
-        Ok(Self { tests, lasting })
+        let text = words.iter().map(|(_, word)| *word).collect::<Vec<_>>().join(" ");
+        Ok(Self { text, tests, lasting })
     }
 }
 
@@ -242,6 +251,8 @@ mod tests {
         }
         let condition: Condition = "device.used > 92.5% for 30s".parse().unwrap();
         assert_eq!(condition.lasting, Duration::from_secs(30));
+        let crammed: Condition = " device.used>92%  for 1m".parse().unwrap();
+        assert_eq!(crammed.to_string(), "device.used > 92% for 1m");
     }
 
     #[test]

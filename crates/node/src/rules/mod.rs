@@ -1,15 +1,15 @@
 //! Rules of the operator: what is to be done when a card, or the host memory, is in a certain state.
 //!
 //! ```text
-//!            holds            holds for as long as it says
-//! quiet ───────────> pending ──────────────────────────────> fired ──┐
-//!   ^                   │ does not hold                        │     │ holds, margin included
-//!   └───────────────────┴──────────────────────────────────────┘ <───┘
+//!            holds            holds for as long as it says, and the last time is long enough ago
+//! quiet ───────────> pending ────────────────────────────────────────────────────────────────────> fired ──┐
+//!   ^                   │ does not hold                                                              │     │ holds, margin included
+//!   └───────────────────┴────────────────────────────────────────────────────────────────────────────┘ <───┘
 //!                                does not hold, not even with the margin
 //! ```
-//! A rule fires once, and again only after its condition did not hold by a margin: a figure that swings about the
-//! threshold does not set it off each time. With `dry_run` it only says what it would have done. Each card has its own
-//! state. [`Engine`] is pure: the driver feeds it samples and does what it returns.
+//! A rule fires once, and again only after its condition did not hold by a margin, and no sooner than its `rest` after the last time: a
+//! figure that swings about the threshold, or past it and back, does not set it off each time. With `dry_run` it only says what it
+//! would have done. Each card has its own state. [`Engine`] is pure: the driver feeds it samples and does what it returns.
 
 mod condition;
 pub(crate) mod notify;
@@ -87,6 +87,7 @@ impl std::fmt::Display for Deed {
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// What it is called in the log and in notifications.
+    #[serde(deserialize_with = "name")]
     pub name: String,
     /// When it fires.
     #[serde(deserialize_with = "parsed")]
@@ -98,16 +99,40 @@ pub struct Rule {
     /// for sizes.
     #[serde(default = "margin", deserialize_with = "percent")]
     pub margin: u32,
+    /// It does not fire again on a card before so long after it fired there.
+    #[serde(default = "rest", deserialize_with = "duration")]
+    pub rest: Duration,
     /// Only say what would be done.
     #[serde(default)]
     pub dry_run: bool,
 }
 
+/// The longest name of a rule, in characters.
+const MAX_NAME: usize = 64;
+
 fn margin() -> u32 {
     50
 }
 
+fn rest() -> Duration {
+    Duration::from_secs(60)
+}
+
 // Errors of these are given by the reader of the file with the line and the column of the value.
+
+fn name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() || text.chars().count() > MAX_NAME || text.contains(char::is_control) {
+        let error = format!("a name has 1 to {MAX_NAME} characters, none of them a line's end or the like");
+        return Err(serde::de::Error::custom(error));
+    }
+    Ok(text)
+}
+
+fn duration<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    crate::config::parse_duration(&text).map_err(serde::de::Error::custom)
+}
 
 fn parsed<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Condition, D::Error> {
     let text = String::deserialize(deserializer)?;
@@ -124,12 +149,34 @@ impl<'de> Deserialize<'de> for Written {
     }
 }
 
-fn all_parsed<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Deed>, D::Error> {
-    let written = Vec::<Written>::deserialize(deserializer)?;
-    if written.is_empty() {
-        return Err(serde::de::Error::custom("a rule that does nothing"));
+/// One deed, or a list of them.
+struct Deeds;
+
+impl<'de> serde::de::Visitor<'de> for Deeds {
+    type Value = Vec<Deed>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("what is to be done, like [\"trim\", \"notify\"]")
     }
-    Ok(written.into_iter().map(|w| w.0).collect())
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        text.parse().map(|deed| vec![deed]).map_err(E::custom)
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut deeds = Vec::new();
+        while let Some(Written(deed)) = list.next_element()? {
+            deeds.push(deed);
+        }
+        if deeds.is_empty() {
+            return Err(serde::de::Error::custom("a rule that does nothing"));
+        }
+        Ok(deeds)
+    }
+}
+
+fn all_parsed<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Deed>, D::Error> {
+    deserializer.deserialize_any(Deeds)
 }
 
 fn percent<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
@@ -153,11 +200,27 @@ fn webhook<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<n
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
-/// Where a rule stands on one card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+/// What a rule waits for on one card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// Its condition does not hold.
+    #[default]
+    Quiet,
+    /// It holds since then, and the rule has not fired.
     Pending(Time),
+    /// It fired, and its condition has not failed by the margin since.
     Fired,
+}
+
+/// Where a rule stands on one card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// What it waits for.
+    pub phase: Phase,
+    /// How often it fired.
+    pub fired: u64,
+    /// When it did last.
+    pub last: Option<Time>,
 }
 
 /// All rules and where they stand.
@@ -165,6 +228,14 @@ enum Standing {
 pub struct Engine {
     rules: Vec<Rule>,
     standing: BTreeMap<(usize, DeviceId), Standing>,
+}
+
+impl Rule {
+    /// When it fires, if nothing changes: its condition holds since `since`.
+    fn due(&self, since: Time, standing: &Standing) -> Time {
+        let held = since.after(self.when.lasting);
+        standing.last.map_or(held, |last| held.max(last.after(self.rest)))
+    }
 }
 
 impl Engine {
@@ -187,29 +258,45 @@ impl Engine {
         self.rules.is_empty()
     }
 
+    /// All rules, in the file's order.
+    #[must_use]
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// Where the n-th rule stands on a card.
+    #[must_use]
+    pub fn standing(&self, n: usize, device: DeviceId) -> Standing {
+        self.standing.get(&(n, device)).copied().unwrap_or_default()
+    }
+
     /// Takes in a card's figures: the rules that fire now, in the file's order.
     pub fn look(&mut self, now: Time, device: DeviceId, sample: &Sample) -> Vec<&Rule> {
         let mut fired = Vec::new();
         for (n, rule) in self.rules.iter().enumerate() {
-            let key = (n, device);
-            let next = match self.standing.get(&key) {
-                Some(Standing::Fired) => rule.when.holds(sample, rule.margin).then_some(Standing::Fired),
-                before => rule.when.holds(sample, 0).then(|| {
-                    let since = match before {
-                        Some(Standing::Pending(since)) => *since,
+            let standing = self.standing.entry((n, device)).or_default();
+            let margin = if standing.phase == Phase::Fired {
+                rule.margin
+            } else {
+                0
+            };
+            standing.phase = match standing.phase {
+                _ if !rule.when.holds(sample, margin) => Phase::Quiet,
+                Phase::Fired => Phase::Fired,
+                phase => {
+                    let since = match phase {
+                        Phase::Pending(since) => since,
                         _ => now,
                     };
-                    if now.since(since) >= rule.when.lasting {
+                    if now >= rule.due(since, standing) {
                         fired.push(rule);
-                        Standing::Fired
+                        standing.fired += 1;
+                        standing.last = Some(now);
+                        Phase::Fired
                     } else {
-                        Standing::Pending(since)
+                        Phase::Pending(since)
                     }
-                }),
-            };
-            match next {
-                Some(next) => self.standing.insert(key, next),
-                None => self.standing.remove(&key),
+                }
             };
         }
         fired
@@ -218,14 +305,11 @@ impl Engine {
     /// When a rule that is pending would fire.
     #[must_use]
     pub fn next(&self) -> Option<Time> {
-        let pending = self
-            .standing
-            .iter()
-            .filter_map(|((n, _), standing)| match standing {
-                Standing::Pending(since) => Some(since.after(self.rules[*n].when.lasting)),
-                Standing::Fired => None,
-            });
-        pending.min()
+        let due = |((n, _), standing): (&(usize, DeviceId), &Standing)| match standing.phase {
+            Phase::Pending(since) => Some(self.rules[*n].due(since, standing)),
+            Phase::Quiet | Phase::Fired => None,
+        };
+        self.standing.iter().filter_map(due).min()
     }
 }
 
@@ -245,6 +329,7 @@ mod tests {
             when: when.parse().unwrap(),
             deeds: vec![Deed::Trim],
             margin: 50,
+            rest: Duration::ZERO,
             dry_run: false,
         }
     }
@@ -284,6 +369,28 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_rests_and_then_fires_for_what_still_holds() {
+        let mut engine = Engine::default();
+        let mut full = rule("device.used > 92%");
+        full.rest = Duration::from_secs(60);
+        engine.set(vec![full]);
+        // Far beyond the margin, 1,000 times in 1,000 seconds.
+        let fired: usize = (0..1000).map(|n| look(&mut engine, n * 1000, 95 * (n % 2))).sum();
+        assert!((16..=17).contains(&fired), "once a minute: {fired}");
+        let mut engine = Engine::default();
+        let mut full = rule("device.used > 92%");
+        full.rest = Duration::from_secs(60);
+        engine.set(vec![full]);
+        assert_eq!(look(&mut engine, 0, 95), 1);
+        assert_eq!(look(&mut engine, 1000, 50), 0);
+        assert_eq!(look(&mut engine, 2000, 95), 0, "too soon");
+        assert_eq!(engine.next(), Some(Time::from_millis(60_000)));
+        assert_eq!(look(&mut engine, 60_000, 95), 1, "it holds still");
+        let standing = engine.standing(0, CARD);
+        assert_eq!((standing.fired, standing.phase), (2, Phase::Fired));
+    }
+
+    #[test]
     fn a_rule_that_stays_keeps_its_standing_through_a_change_of_others() {
         let mut engine = Engine::default();
         engine.set(vec![rule("device.used > 92%")]);
@@ -292,6 +399,50 @@ mod tests {
         assert_eq!(look(&mut engine, 1000, 95), 0);
         engine.set(vec![rule("device.used > 91%")]);
         assert_eq!(look(&mut engine, 2000, 95), 1, "a new one");
+    }
+
+    #[test]
+    fn a_rule_is_read_and_a_wrong_one_is_refused_with_its_place() {
+        let read = |text: &str| toml::from_str::<Rule>(text).map_err(|e| e.to_string());
+        let one = read("name = \"full\"\nwhen = \"device.used > 90%\"\ndo = \"trim\"\n").unwrap();
+        assert_eq!((one.deeds, one.rest), (vec![Deed::Trim], Duration::from_secs(60)));
+        let head = "name = \"full\"\nwhen = \"device.used > 90%\"\n";
+        for (text, place, said) in [
+            (
+                "do = 3",
+                "line 3, column 6",
+                "expected what is to be done, like [\"trim\"",
+            ),
+            (
+                "do = [\"explode\"]",
+                "line 3, column 6",
+                "`explode` is nothing that can be done",
+            ),
+            ("do = []", "line 3, column 6", "a rule that does nothing"),
+            (
+                "do = \"trim\"\nrest = \"soon\"",
+                "line 4, column 8",
+                "`soon` is not a time",
+            ),
+            (
+                "do = \"trim\"\nmargin = 5",
+                "line 4, column 10",
+                "expected a string",
+            ),
+            (
+                "do = \"trim\"\nevery = \"1m\"",
+                "line 4, column 1",
+                "unknown field `every`",
+            ),
+        ] {
+            let error = read(&format!("{head}{text}\n")).unwrap_err();
+            assert!(error.contains(place) && error.contains(said), "{error}");
+        }
+        let long = "x".repeat(65);
+        let error = read(&format!(
+            "name = \"{long}\"\nwhen = \"device.used > 9%\"\ndo = \"trim\"\n"
+        ));
+        assert!(error.unwrap_err().contains("a name has 1 to 64 characters"));
     }
 
     #[test]

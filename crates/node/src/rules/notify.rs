@@ -2,20 +2,22 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde::Serialize;
 
 use super::NotifyConfig;
 use crate::say;
-use crate::worker::Worker;
+use crate::worker::{Answers, FromWorker, Worker};
 
 /// A command that takes longer is ended.
 const COMMAND_TIME: Duration = Duration::from_secs(10);
-/// Each step of a web request takes at most this.
-const WEB_TIME: Duration = Duration::from_secs(5);
+/// A web request takes at most this, once the address is known.
+const WEB_TIME: Duration = Duration::from_secs(10);
 /// News that wait for a slow receiver; what is more is dropped, and said.
 pub(crate) const MOST_WAITING: u64 = 64;
 
@@ -30,8 +32,6 @@ pub(crate) struct News {
     pub text: String,
     /// What is done about it.
     pub deeds: Vec<String>,
-    /// Nothing is done: the rule is on trial.
-    pub dry_run: bool,
     /// Seconds since 1970.
     pub unix_seconds: u64,
 }
@@ -77,19 +77,22 @@ impl Webhook {
     fn post(&self, body: &str) -> Result<(), String> {
         let plain = self.host.trim_start_matches('[').trim_end_matches(']');
         let addresses = (plain, self.port).to_socket_addrs().map_err(|e| e.to_string())?;
+        let deadline = Instant::now() + WEB_TIME;
         let mut last = "it has no address".to_string();
         for address in addresses {
-            match TcpStream::connect_timeout(&address, WEB_TIME) {
-                Ok(stream) => return self.send(stream, body).map_err(|e| e.to_string()),
-                Err(e) => last = e.to_string(),
+            let Some(left) = left_until(deadline) else { break };
+            match TcpStream::connect_timeout(&address, left) {
+                Ok(stream) => return self.send(stream, body, deadline).map_err(|e| in_words(&e)),
+                Err(e) => last = in_words(&e),
             }
         }
         Err(last)
     }
 
-    fn send(&self, mut stream: TcpStream, body: &str) -> std::io::Result<()> {
-        stream.set_read_timeout(Some(WEB_TIME))?;
-        stream.set_write_timeout(Some(WEB_TIME))?;
+    fn send(&self, mut stream: TcpStream, body: &str, deadline: Instant) -> std::io::Result<()> {
+        let late = || std::io::Error::from(std::io::ErrorKind::TimedOut);
+        // Far less than a socket's buffer takes: it is written at once.
+        stream.set_write_timeout(Some(left_until(deadline).ok_or_else(late)?))?;
         let request = format!(
             "POST {} HTTP/1.1\r\nHost: {}:{}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
             self.path,
@@ -98,21 +101,44 @@ impl Webhook {
             body.len()
         );
         stream.write_all(request.as_bytes())?;
-        // "HTTP/1.1 204": all that is of interest.
-        let mut head = [0; 12];
-        stream.read_exact(&mut head)?;
-        if head.starts_with(b"HTTP/1.") && head.get(9) == Some(&b'2') {
+        // "HTTP/1.1 204": all that is of interest. It may come in drops, for which there is no more time than for all of it.
+        let (mut head, mut had) = ([0; 12], 0);
+        while had < head.len() {
+            stream.set_read_timeout(Some(left_until(deadline).ok_or_else(late)?))?;
+            match stream.read(&mut head[had..]) {
+                Ok(0) => return Err(std::io::Error::other("it hung up without an answer")),
+                Ok(n) => had += n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if head.starts_with(b"HTTP/1.") && head[9] == b'2' {
             return Ok(());
         }
-        Err(std::io::Error::other(format!(
-            "it answered {}",
-            String::from_utf8_lossy(&head)
-        )))
+        let answer = String::from_utf8_lossy(&head);
+        let answer: String = answer.chars().filter(|c| !c.is_control()).collect();
+        Err(std::io::Error::other(format!("it answered `{answer}`")))
+    }
+}
+
+fn left_until(deadline: Instant) -> Option<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then_some(left)
+}
+
+fn in_words(error: &std::io::Error) -> String {
+    match error.kind() {
+        // A timeout of a socket is told as either.
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+            format!("no answer within {} s", WEB_TIME.as_secs())
+        }
+        _ => error.to_string(),
     }
 }
 
 fn run_command(command: &str, news: &News, body: &str) -> Result<(), String> {
-    let mut child = Command::new("sh")
+    let mut child = Command::new("sh");
+    child
         .args(["-c", command])
         .env("EBB_RULE", &news.rule)
         .env("EBB_DEVICE", &news.device)
@@ -120,29 +146,38 @@ fn run_command(command: &str, news: &News, body: &str) -> Result<(), String> {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
+        // All that it starts can be ended, and signals of a terminal are for the daemon.
+        .process_group(0);
+    // What the daemon takes as a message ends a command.
+    let mut child = crate::sys::unblocked(&mut child, crate::daemon::SIGNALS.to_vec())
         .spawn()
         .map_err(|e| e.to_string())?;
     if let Some(mut stdin) = child.stdin.take() {
         // A command that does not read is none the worse. The news fit into a pipe.
         let _ = stdin.write_all(body.as_bytes());
     }
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let over = || pid.is_none_or(|pid| !matches!(waitid(WaitId::Pid(pid), look), Ok(None)));
     let deadline = Instant::now() + COMMAND_TIME;
     let mut pause = Duration::from_millis(1);
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => return Err(status.to_string()),
-            Ok(None) if Instant::now() < deadline => {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(50));
-            }
-            Ok(None) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("it took longer than {} s", COMMAND_TIME.as_secs()));
-            }
-            Err(e) => return Err(e.to_string()),
-        }
+    while !over() && Instant::now() < deadline {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    let late = !over();
+    if late && let Some(pid) = pid {
+        // Nobody has waited for it: the number is still its own, and its group's.
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+    match child.wait() {
+        _ if late => Err(format!(
+            "it took longer than {} s and was ended",
+            COMMAND_TIME.as_secs()
+        )),
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(status.to_string()),
+        Err(e) => Err(e.to_string()),
     }
 }
 
@@ -166,15 +201,19 @@ fn deliver(config: &NotifyConfig, news: &News) -> Vec<String> {
 /// The thread that delivers. It is not waited for: a receiver may hang.
 pub(crate) fn start(
     waiting: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    answers: Answers,
 ) -> std::io::Result<Worker<(NotifyConfig, News)>> {
     Worker::start(
         "ebb-notify",
         false,
         move |queue: Receiver<(NotifyConfig, News)>| {
             while let Ok((config, news)) = queue.recv() {
-                for trouble in deliver(&config, &news) {
+                let troubles = deliver(&config, &news);
+                for trouble in &troubles {
                     say::warning!("rule `{}`: {trouble}", news.rule);
                 }
+                let trouble = troubles.into_iter().next();
+                answers.send(FromWorker::Notified { trouble });
                 waiting.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
             }
         },
@@ -192,7 +231,6 @@ mod tests {
             device: "GPU-1".into(),
             text: "used 95 of 100 GiB".into(),
             deeds: vec!["trim".into()],
-            dry_run: false,
             unix_seconds: 1,
         }
     }
@@ -264,5 +302,42 @@ mod tests {
         );
         let troubles = deliver(&config("exit 3".into()), &news());
         assert_eq!(troubles, ["notify.command: exit status: 3"]);
+        // What ends programs ends it, and not only the daemon.
+        let troubles = deliver(&config("kill -TERM $$; sleep 600".into()), &news());
+        assert_eq!(troubles, ["notify.command: signal: 15 (SIGTERM)"]);
+    }
+
+    #[test]
+    fn an_address_that_answers_nothing_or_something_else_is_told() {
+        let answer = |text: &'static str| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let server = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                // All of it: to hang up on what was not read would be told as an error of its own.
+                let mut got = Vec::new();
+                let mut piece = [0; 1024];
+                while !got.ends_with(b"}") {
+                    let n = stream.read(&mut piece).unwrap();
+                    got.extend_from_slice(&piece[..n]);
+                }
+                // In drops.
+                for byte in text.as_bytes() {
+                    stream.write_all(&[*byte]).unwrap();
+                }
+            });
+            let hook: Webhook = format!("http://127.0.0.1:{port}/hook").parse().unwrap();
+            let said = hook.post(&serde_json::to_string(&news()).unwrap());
+            server.join().unwrap();
+            said
+        };
+        assert_eq!(answer("HTTP/1.1 200 OK\r\n\r\n"), Ok(()));
+        assert_eq!(
+            answer("HTTP/1.1 500 Sorry\r\n\r\n").unwrap_err(),
+            "it answered `HTTP/1.1 500`"
+        );
+        assert_eq!(answer("").unwrap_err(), "it hung up without an answer");
+        let late = std::io::Error::from(std::io::ErrorKind::WouldBlock);
+        assert_eq!(in_words(&late), "no answer within 10 s");
     }
 }

@@ -141,6 +141,57 @@ fn a_program_that_is_preempted_saves_itself_on_a_signal_and_goes_on() {
     saves_itself("signal");
 }
 
+/// What could not be saved is not ended: its memory is taken by copy, and the same process goes on where it was.
+#[test]
+fn a_program_that_could_not_be_saved_is_not_ended_and_goes_on() {
+    let stage = stage();
+    let flags = [
+        "--priority",
+        "low",
+        "--name",
+        "train",
+        "--checkpoint",
+        "echo the disk is full >&2; exit 28",
+        "--restart",
+        "always",
+    ];
+    let trainer = Trainer::start(&stage, &flags);
+    trainer.until("it trains", |t| !t.steps("begins").is_empty());
+    let urgent = urgent(&stage);
+    let told = trainer.read("told");
+    assert!(
+        told.contains("the checkpoint command failed: status 28") && told.contains("is not ended"),
+        "{told}"
+    );
+    assert!(urgent.finish().success());
+    let (status, done) = trainer.end();
+    assert!(status.success(), "{status}");
+    assert_eq!(done.len(), 1, "every word was right in every step");
+    stage.wait_until_empty();
+}
+
+/// `ebb run` is told to end: the program hears it, its status is kept, and nothing is started again.
+#[test]
+fn what_ebb_run_is_told_is_the_programs_and_ends_the_starting_again() {
+    let stage = stage();
+    let flags = ["--name", "train", "--checkpoint", "signal", "--restart", "always"];
+    let mut trainer = Trainer::start(&stage, &flags);
+    trainer.until("it trains", |t| !t.steps("begins").is_empty());
+    let pid = rustix::process::Pid::from_child(&trainer.child);
+    // Not meant for `ebb run`, which would be ended by it: the program saves itself and ends well, which is an end like any other.
+    rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
+    let status = trainer.child.wait().unwrap();
+    assert_eq!((status.code(), trainer.steps("saved").len()), (Some(0), 1));
+    let mut trainer = Trainer::start(&stage, &flags);
+    trainer.until("it goes on", |t| !t.steps("goes on").is_empty());
+    let pid = rustix::process::Pid::from_child(&trainer.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let status = trainer.child.wait().unwrap();
+    assert_eq!(status.code(), Some(128 + 15), "{}", trainer.read("told"));
+    assert!(!trainer.read("told").contains("started again"));
+    stage.wait_until_empty();
+}
+
 /// Needs nothing of its own: the same process goes on where it was.
 #[test]
 fn a_program_that_is_preempted_is_hibernated_and_goes_on() {

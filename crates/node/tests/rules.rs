@@ -56,6 +56,42 @@ fn a_rule_notifies_and_takes_what_it_says() {
 }
 
 #[test]
+fn a_rule_that_meets_nobody_says_so() {
+    use ebb_protocol::control::{Answer, Payload, Request};
+    let dir = tempfile::Builder::new().prefix("ebb-n").tempdir().unwrap();
+    let rule = "rule = [{ name = \"full\", when = \"device.used > 60%\", \
+                do = [\"shrink low\", \"pause nobody\", \"checkpoint train\", \"notify\"] }]\n";
+    let daemon = TestDaemon::start(dir.path(), rule);
+    let train = daemon.task("train", Bytes::ZERO, None);
+    let mut client = daemon.client(train);
+    client.attach(CARD, Bytes::ZERO, Bytes::ZERO);
+    assert!(client.alloc(Bytes::gib(7)));
+    let rules = || match daemon.ask(&Request::Rules) {
+        Answer::Ok(Payload::Rules { rules, fired, .. }) => (rules, fired),
+        other => panic!("{other:?}"),
+    };
+    daemon.until("it fired", |_| !rules().1.is_empty());
+    let (rules, fired) = rules();
+    assert_eq!(
+        (rules[0].cards[0].fired, rules[0].cards[0].state.as_str()),
+        (1, "fired")
+    );
+    for part in [
+        "shrink low (nobody of that priority is on the card)",
+        "pause nobody (nobody is called `nobody`)",
+        "checkpoint train (t1 train; without `ebb run --checkpoint`, so not told: t1 train)",
+        "notify (nobody: there is no notify.command or notify.webhook)",
+    ] {
+        assert!(fired[0].done.contains(part), "{part} in {}", fired[0].done);
+    }
+    assert!(
+        matches!(daemon.ask(&Request::Reload), Answer::Error(_)),
+        "there is no file"
+    );
+    daemon.stop();
+}
+
+#[test]
 fn who_is_refused_or_has_to_give_way_can_hear_of_it() {
     use ebb_protocol::control::{Answer, Payload, Request, TaskNews};
     let dir = tempfile::Builder::new().prefix("ebb-n").tempdir().unwrap();

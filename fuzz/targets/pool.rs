@@ -172,6 +172,7 @@ fuzz_target!(|data: &[u8]| {
         }
         world.pool.check().expect("the pool's invariants hold");
     }
+    world.plans.extend(world.pool.mend());
     while !world.plans.is_empty() {
         world.finish(0, false);
         world.plans.extend(world.pool.mend());

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::layout::sim_links;
 use crate::metadata::{Workspace, root, workspace};
-use crate::shell::{cargo, program, run};
+use crate::shell::{cargo, program, quietly, run};
 use crate::{layering, machine, tidy};
 
 /// A script that drives the simulated GPU through bindings that we did not write.
@@ -124,6 +124,32 @@ pub(crate) fn soak(minutes: &str) -> Result<ExitCode> {
         }
         run(tests.env(RNG_SEED, seed).env("INSTA_UPDATE", "no"))?;
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The tests of `ebb-alloc` under Miri: a case of each property. What is not installed is a failure, and said.
+pub(crate) fn miri() -> Result<ExitCode> {
+    // Not the toolchain that `cargo xtask` has chosen for us.
+    let nightly = || {
+        let mut cargo = program("cargo", &["+nightly"]);
+        for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
+            cargo.env_remove(name);
+        }
+        cargo
+    };
+    let (there, said) = quietly(nightly().args(["miri", "--version"]));
+    if !there {
+        bail!(
+            "Miri cannot run, and nothing was checked: {}\n\
+             rustup toolchain install nightly --component miri --component rust-src",
+            said.trim()
+        );
+    }
+    let mut tests = nightly();
+    tests.args(["miri", "test", "-p", "ebb-alloc", "--lib", "--locked"]);
+    // Property tests look for a seed, and write down what fails.
+    tests.env("MIRIFLAGS", "-Zmiri-disable-isolation");
+    run(tests.env("PROPTEST_CASES", "1"))?;
     Ok(ExitCode::SUCCESS)
 }
 

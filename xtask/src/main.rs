@@ -20,6 +20,7 @@ usage: cargo xtask <task>
   demo [ARGS]      build what `ebb demo` needs, and run it with these arguments
   test [FILTER]    everything that has to pass before a change goes in; with a filter, only the tests of that name
   soak [MINUTES]   the property tests with new seeds, round after round (10 minutes)
+  miri             the tests of the pure allocator under Miri, which needs the nightly toolchain with `miri` and `rust-src`
   lint             only what is quick to check: layering, tidiness, format, clippy
   tidy             only layering and tidiness, in a second
   layout           build for development: target/debug/ebb then finds its library, worker and simulated GPU
@@ -47,6 +48,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         ("test", [filter]) => checks::all(Some(filter)),
         ("soak", []) => checks::soak("10"),
         ("soak", [minutes]) => checks::soak(minutes),
+        ("miri", []) => checks::miri(),
         ("lint", []) => checks::lint(),
         ("tidy", []) => checks::tidiness(),
         ("layout", []) => layout::development().map(|()| ExitCode::SUCCESS),

@@ -50,6 +50,7 @@ pub mod vmm;
 pub mod world;
 
 pub use config::Config;
+pub use ebb_alloc::front::FrontClass;
 pub use engine::{Allocation, Engine, ExternalKind, MemInfo};
 pub use error::{AllocError, FreeError, TouchError};
 pub use fd::widen_descriptor_table;

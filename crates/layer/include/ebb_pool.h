@@ -72,6 +72,22 @@ struct ebb_pool_figures {
 
 /* Writes at most `size` bytes of a device's figures. How large they are, or 0 if nothing was allocated there. */
 size_t ebb_pool_stats(int device, struct ebb_pool_figures *figures, size_t size);
+
+/* Figures of blocks that take from one power of two bytes (included) to the next. */
+struct ebb_pool_class {
+    uint64_t from;       /* the power of two */
+    uint64_t blocks;     /* how many are held */
+    uint64_t requested;  /* what these were asked for */
+    uint64_t allocated;  /* what they take */
+    uint64_t cached;     /* blocks that threads keep */
+    uint64_t made_total; /* how many ever came from the pool; what threads kept and had again is not counted again */
+};
+
+/*
+ * Writes `count` classes of a device at most, the smallest first, each into `each` bytes (sizeof(struct ebb_pool_class)). How many classes there
+ * are, 64 at the most; 0 if nothing was allocated there. Their `requested`, `allocated` and `cached` add up to those of ebb_pool_stats.
+ */
+size_t ebb_pool_class_stats(int device, struct ebb_pool_class *classes, size_t count, size_t each);
 void ebb_pool_reset_peaks(int device);
 
 /* Writes a file that torch.cuda.memory's tools read (`python -m torch.cuda._memory_viz`). 0, or -1. */

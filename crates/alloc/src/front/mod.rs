@@ -111,6 +111,23 @@ pub struct FrontStats {
     pub cached: u64,
 }
 
+/// What a front gave out, of blocks that take from one power of two bytes (included) to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct FrontClass {
+    /// The power of two.
+    pub from: u64,
+    /// Blocks that are held.
+    pub blocks: u64,
+    /// Bytes that they were asked for.
+    pub requested: u64,
+    /// Bytes that they take.
+    pub allocated: u64,
+    /// Bytes of blocks that shards keep.
+    pub cached: u64,
+    /// Blocks that ever came from the pool: what shards kept and gave out again is not counted again.
+    pub made_total: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Front<D> {
@@ -481,6 +498,26 @@ impl<D: Driver> Front<D> {
             stats.cached += shard.cached;
         }
         stats
+    }
+
+    /// By size: the classes of which there ever was a block. Not one moment, as [`Self::stats`].
+    pub fn classes(&self) -> Vec<FrontClass> {
+        let mut classes: Vec<FrontClass> = (0..u64::BITS)
+            .map(|power| FrontClass {
+                from: 1 << power,
+                ..FrontClass::default()
+            })
+            .collect();
+        for one in lock(&self.pool).classes() {
+            if let Some(class) = classes.get_mut(one.from.ilog2() as usize) {
+                class.made_total = one.blocks_total;
+            }
+        }
+        for shard in &self.shards {
+            shard.lock().add_to(&mut classes);
+        }
+        classes.retain(|class| class.made_total > 0);
+        classes
     }
 
     /// Tests the pool's invariants; see [`Pool::check`].

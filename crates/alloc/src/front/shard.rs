@@ -2,6 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::FrontClass;
 use crate::pool::{FreeError, Stream};
 
 /// A block that this shard got from the pool.
@@ -155,6 +156,29 @@ impl Shard {
             *self = Self::default();
         }
         out
+    }
+
+    /// Adds what it has to figures by size. Walks all of it.
+    pub(super) fn add_to(&self, classes: &mut [FrontClass]) {
+        for slot in self
+            .by_address
+            .values()
+            .filter_map(|&index| self.slots.get(index as usize))
+        {
+            let Some(len) = self.classes.get(slot.class as usize).map(|class| class.len) else {
+                continue;
+            };
+            let Some(class) = classes.get_mut(len.max(1).ilog2() as usize) else {
+                continue;
+            };
+            if slot.held {
+                class.blocks += 1;
+                class.requested += slot.size;
+                class.allocated += len;
+            } else {
+                class.cached += len;
+            }
+        }
     }
 
     /// Whether somebody holds a block here, and what was asked for.

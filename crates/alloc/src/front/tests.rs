@@ -137,7 +137,7 @@ mod threads {
                 let (front, held) = (&front, &held);
                 scope.spawn(move || {
                     let mut rng = seed;
-                    for _ in 0..3000 {
+                    for _ in 0..if cfg!(miri) { 30 } else { 3000 } {
                         rng = rng
                             .wrapping_mul(6_364_136_223_846_793_005)
                             .wrapping_add(1_442_695_040_888_963_407);
@@ -345,5 +345,92 @@ mod model {
             assert!(mine ^ other.join().unwrap());
             front.check().unwrap();
         });
+    }
+}
+
+/// Figures against a tiny model: a list of what is held.
+#[cfg(not(loom))]
+mod figures {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(front: &Front<Count>, held: &[(u64, u64)]) {
+        let take = |size: u64| front.config.round(size).unwrap();
+        let requested: u64 = held.iter().map(|one| one.1).sum();
+        let allocated: u64 = held.iter().map(|one| take(one.1)).sum();
+        let stats = front.stats();
+        let pool = stats.pool;
+        assert_eq!((stats.requested, stats.allocated), (requested, allocated));
+        assert_eq!(pool.allocated, allocated + stats.cached);
+        assert_eq!(pool.internal_fragmentation, pool.allocated - pool.requested);
+        assert_eq!(pool.external_fragmentation, pool.touched - pool.active);
+        assert_eq!((pool.active, pool.stuck), (pool.allocated, 0), "nobody is late");
+        assert_eq!(pool.reserved, pool.touched + pool.idle);
+        assert_eq!(pool.reserved, pool.created_total - pool.released_total);
+        let driver = front.driver();
+        assert_eq!(pool.created_total, driver.created.load(Ordering::Relaxed));
+        assert_eq!(pool.released_total, driver.released.load(Ordering::Relaxed));
+        assert_eq!(pool.map_calls, driver.maps.load(Ordering::Relaxed));
+        assert!(pool.mapped >= pool.reserved);
+        let classes = front.classes();
+        for power in 0..u64::BITS {
+            let of: Vec<u64> = held
+                .iter()
+                .map(|one| one.1)
+                .filter(|size| take(*size).ilog2() == power)
+                .collect();
+            let found = classes.iter().find(|class| class.from == 1 << power);
+            let found = found.copied().unwrap_or_default();
+            let model = (
+                of.len() as u64,
+                of.iter().sum(),
+                of.iter().map(|size| take(*size)).sum(),
+            );
+            assert_eq!(
+                (found.blocks, found.requested, found.allocated),
+                model,
+                "2^{power}"
+            );
+        }
+        assert_eq!(
+            classes.iter().map(|class| class.cached).sum::<u64>(),
+            stats.cached
+        );
+        assert_eq!(
+            classes.iter().map(|class| class.made_total).sum::<u64>(),
+            pool.blocks_total
+        );
+        assert!(classes.is_sorted_by_key(|class| class.from));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 200 }))]
+
+        #[test]
+        fn figures_are_those_of_a_tiny_model(
+            ops in prop::collection::vec((0u32..8, 0u32..25, any::<u64>(), 0u64..2), 1..80),
+            divisions in 0u32..4,
+        ) {
+            let mut config = Config::for_granule(2 * MIB);
+            config.divisions = if divisions == 0 { 0 } else { 1 << divisions };
+            let front = Front::new(config, Keep { shards: 2, ..Keep::default() }, Count::default());
+            let mut held: Vec<(u64, u64)> = Vec::new();
+            for (what, power, any, stream) in ops {
+                match what {
+                    0..=3 => {
+                        let size = any % (2 << power);
+                        held.push((front.allocate(size, Stream(stream)).unwrap(), size));
+                    }
+                    4..=6 if !held.is_empty() => {
+                        let (at, _) = held.swap_remove((any % held.len() as u64) as usize);
+                        front.free(at, Stream(stream), &[]).unwrap();
+                    }
+                    7 => front.trim().unwrap(),
+                    _ => front.flush(any % (8 * MIB)),
+                }
+                check(&front, &held);
+            }
+        }
     }
 }

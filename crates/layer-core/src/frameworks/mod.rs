@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use ebb_alloc::front::{AllocateError, Front, FrontStats, Keep};
+use ebb_alloc::front::{AllocateError, Front, FrontClass, FrontStats, Keep};
 use ebb_alloc::pool::{Config, Stream, pickle};
 use ebb_device::{Location, Props};
 use ebb_units::Bytes;
@@ -484,6 +484,15 @@ impl Engine {
             return None;
         }
         figures(&self.core, device)
+    }
+
+    /// A device's figures by the size of blocks; nothing if nothing was allocated there.
+    #[must_use]
+    pub fn framework_classes(&self, device: usize) -> Option<Vec<FrontClass>> {
+        if self.core.is_child() {
+            return None;
+        }
+        Some(self.core.frameworks.get(device)?.front.classes())
     }
 
     /// What lies where on a device, as `torch.cuda.memory._snapshot()` would have it, pickled; `None` if nothing was allocated there.

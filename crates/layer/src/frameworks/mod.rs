@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ebb_abi::*;
 use ebb_device::Props;
-use ebb_layer_core::{FrameworkStats, Order};
+use ebb_layer_core::{FrameworkStats, FrontClass, Order};
 use ebb_units::Bytes;
 
 use crate::bridge::{self, Running};
@@ -334,7 +334,8 @@ impl From<FrameworkStats> for Figures {
             allocated_peak: pool.allocated_peak,
             mapped: pool.mapped,
             idle: pool.idle,
-            internal_fragmentation: pool.internal_fragmentation,
+            // A block that was kept is asked for with another size the next time, and what is kept was asked for by nobody.
+            internal_fragmentation: front.allocated.saturating_sub(front.requested),
             external_fragmentation: pool.external_fragmentation,
             largest_free: pool.largest_free,
             blocks: pool.blocks,
@@ -374,6 +375,61 @@ pub(crate) unsafe extern "C-unwind" fn ebb_pool_stats(device: c_int, out: *mut c
         };
     }
     known
+}
+
+/// Figures of blocks of sizes from one power of two to the next. It only ever grows, at its end: callers say how large theirs are.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct ClassFigures {
+    from: u64,
+    blocks: u64,
+    requested: u64,
+    allocated: u64,
+    cached: u64,
+    made_total: u64,
+}
+
+impl From<FrontClass> for ClassFigures {
+    fn from(class: FrontClass) -> Self {
+        Self {
+            from: class.from,
+            blocks: class.blocks,
+            requested: class.requested,
+            allocated: class.allocated,
+            cached: class.cached,
+            made_total: class.made_total,
+        }
+    }
+}
+
+/// Writes `count` classes of a device at most, the smallest first, `each` bytes apart. How many there are; 0 if nothing was allocated there.
+///
+/// # Safety
+/// `out` is valid for `count` times `each` bytes, or null.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn ebb_pool_class_stats(
+    device: c_int,
+    out: *mut c_void,
+    count: usize,
+    each: usize,
+) -> usize {
+    let classes = with(|running| {
+        let index = running.index_of(CUdevice(device))?;
+        running.engine.framework_classes(index)
+    });
+    let classes = classes.unwrap_or_default();
+    if !out.is_null() {
+        let known = size_of::<ClassFigures>().min(each);
+        for (number, class) in classes.iter().take(count).enumerate() {
+            let figures = ClassFigures::from(*class);
+            // SAFETY: number < count, so that these are `known` <= `each` bytes inside what is the caller's; plain numbers.
+            unsafe {
+                let to = out.cast::<u8>().add(number * each);
+                core::ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), to, known);
+            }
+        }
+    }
+    classes.len()
 }
 
 /// Peaks begin anew.

@@ -23,6 +23,7 @@ int main(void) {
     HAS(ebb_pool_record);
     HAS(ebb_pool_trim);
     HAS(ebb_pool_stats);
+    HAS(ebb_pool_class_stats);
     HAS(ebb_pool_reset_peaks);
     HAS(ebb_pool_snapshot);
     HAS(ebb_pool_begin);

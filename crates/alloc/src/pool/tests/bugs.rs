@@ -72,7 +72,7 @@ fn trim(pool: &mut Pool, count: &mut Count) {
 fn bug_014_usage_is_what_lives() {
     let mut world = World::new(10_000);
     let mut rng: u64 = 14;
-    for _ in 0..4000 {
+    for _ in 0..if cfg!(miri) { 100 } else { 4000 } {
         rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let dice = rng >> 33;
         if dice.is_multiple_of(2) || world.live.is_empty() {
@@ -310,6 +310,7 @@ fn bug_115_addresses_elsewhere_do_as_well() {
 
 /// ai-dynamo/snapshot PR#78: what was there and is gone costs nothing. Counted in records, not in time.
 #[test]
+#[cfg_attr(miri, ignore = "hours of history")]
 fn bug_118_history_leaves_no_records() {
     let mut pool = pool(2 * MIB);
     let mut count = Count::default();

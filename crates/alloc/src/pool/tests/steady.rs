@@ -42,6 +42,7 @@ fn iteration(world: &mut World, layers: u64, gradients: &mut Vec<u64>) -> u64 {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of blocks")]
 fn a_training_loop_maps_nothing_in_its_steady_state() {
     let mut world = World::new(u64::MAX);
     let weights: Vec<u64> = (0..20)
@@ -66,6 +67,7 @@ fn a_training_loop_maps_nothing_in_its_steady_state() {
 
 /// Lifetimes of whole granules: what is live at the peak is what there is, whatever came before.
 #[test]
+#[cfg_attr(miri, ignore = "thousands of blocks")]
 fn whole_granules_never_need_more_than_is_live() {
     for seed in 1..8u64 {
         let mut world = World::new(u64::MAX);
@@ -94,6 +96,7 @@ fn whole_granules_never_need_more_than_is_live() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of blocks")]
 fn records_are_small_beside_what_they_manage() {
     let mut config = Config::for_granule(2 << 20);
     config.limit = u64::MAX;

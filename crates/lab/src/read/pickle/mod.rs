@@ -10,7 +10,7 @@
 //! dicts. Lists, tuples and sets are one kind. Since a pickle can name a value twice and put a list into itself, what was read is a
 //! graph: whoever walks it has to know how deep to go.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 
 /// Bounds of reading.
@@ -87,6 +87,8 @@ pub enum Fault {
 
 /// The longest line of the text operations of old pickles.
 const LINE: usize = 1 << 16;
+/// Bytes of an entry of a tree, with what a half-full one adds.
+const FAR: u64 = 48;
 
 /// A value, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -309,7 +311,10 @@ struct Machine<'a> {
     /// Heights of the stack.
     marks: Vec<usize>,
     /// Values that were noted for later, by number.
-    memo: Vec<Option<Node>>,
+    /// What was noted under numbers that follow each other from 0, as Python's own pickler counts.
+    memo: Vec<Node>,
+    /// And under others: a number alone takes no memory.
+    far: BTreeMap<u64, Node>,
     memory: u64,
     /// Where the operation began.
     at: u64,
@@ -340,6 +345,7 @@ impl<'a> Machine<'a> {
             stack: Vec::new(),
             marks: Vec::new(),
             memo: Vec::new(),
+            far: BTreeMap::new(),
             memory: 0,
             at: 0,
         };
@@ -468,7 +474,7 @@ impl<'a> Machine<'a> {
                 self.set("SETITEMS", &items)
             }
             // Values that are named again.
-            0x94 => self.note(self.memo.len() as u64),
+            0x94 => self.note((self.memo.len() + self.far.len()) as u64),
             b'q' => {
                 let number = self.input.byte()?;
                 self.note(number.into())
@@ -734,19 +740,26 @@ impl<'a> Machine<'a> {
     fn note(&mut self, number: u64) -> Result<(), Fault> {
         let top = self.top("MEMOIZE")?;
         let known = self.memo.len() as u64;
-        if number >= known {
-            self.charge((number - known).saturating_add(1).saturating_mul(16))?;
-            let length = usize::try_from(number + 1).map_err(|_| Fault::Memory(self.limits.memory))?;
-            self.memo.resize(length, None);
+        match self.memo.get_mut(usize::try_from(number).unwrap_or(usize::MAX)) {
+            Some(noted) => *noted = top,
+            None if number == known => {
+                self.charge(8)?;
+                self.memo.push(top);
+                self.far.remove(&number);
+            }
+            None => {
+                self.charge(FAR)?;
+                self.far.insert(number, top);
+            }
         }
-        self.memo[number as usize] = Some(top);
         Ok(())
     }
 
     fn recall(&mut self, number: u64) -> Result<(), Fault> {
-        let noted = usize::try_from(number)
+        let near = usize::try_from(number)
             .ok()
-            .and_then(|number| *self.memo.get(number)?);
+            .and_then(|number| self.memo.get(number));
+        let noted = near.or_else(|| self.far.get(&number)).copied();
         self.push(noted.ok_or(Fault::Unnoted(number))?)
     }
 }

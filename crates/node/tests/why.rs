@@ -15,7 +15,7 @@ fn child() {
 fn why(daemon: &TestDaemon, task: Option<&str>) -> Vec<TaskWhy> {
     let task = task.map(String::from);
     match daemon.ask(&Request::Why { task }) {
-        Answer::Ok(Payload::Why { tasks }) => tasks,
+        Answer::Ok(Payload::Why { tasks, .. }) => tasks,
         other => panic!("{other:?}"),
     }
 }
@@ -79,5 +79,34 @@ fn who_gave_and_who_got_know_why_and_who_waits_knows_the_sum() {
         }),
         Answer::Error(_)
     ));
+    daemon.stop();
+}
+
+/// A task is gone with its last process; why memory was refused to it can be asked afterwards.
+#[test]
+fn the_report_of_a_task_that_ended_is_kept() {
+    let dir = tempfile::Builder::new().prefix("ebb-n").tempdir().unwrap();
+    let daemon = TestDaemon::start(dir.path(), "[task]\nlimit = \"8Gi\"\n");
+    let mut process = daemon.process([0; 32]);
+    process.attach(CARD, Bytes::ZERO, Bytes::ZERO);
+    assert!(!process.alloc(Bytes::gib(9)), "beyond its limit");
+    let snapshot = daemon.snapshot();
+    let id = snapshot.tasks[0].task;
+    process.kill();
+    daemon.until("its task is gone", |s| s.tasks.is_empty());
+    for task in [None, Some(id.to_string())] {
+        match daemon.ask(&Request::Why { task }) {
+            Answer::Ok(Payload::Why { tasks, gone }) => {
+                assert!(tasks.is_empty());
+                assert_eq!((gone.len(), gone[0].task), (1, id));
+                assert!(
+                    gone[0].report.contains("would pass its limit of 8 GiB"),
+                    "{gone:?}"
+                );
+                assert!(gone[0].ended_ms <= gone[0].refused_ms);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
     daemon.stop();
 }

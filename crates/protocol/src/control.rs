@@ -187,6 +187,9 @@ pub enum Payload {
     Why {
         /// One for each task.
         tasks: Vec<TaskWhy>,
+        /// Tasks that ended after memory was refused to them, the last few, the oldest first.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        gone: Vec<GoneRow>,
     },
     /// To everything else.
     Done {
@@ -290,6 +293,21 @@ pub struct TaskWhy {
     pub waits: Vec<WaitRow>,
     /// The last decisions, the oldest first.
     pub decisions: Vec<DecisionRow>,
+}
+
+/// A task that ended after memory was refused to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GoneRow {
+    /// Its id.
+    pub task: TaskId,
+    /// Its name.
+    pub name: String,
+    /// How long ago it ended, in ms.
+    pub ended_ms: u64,
+    /// How long ago memory was refused to it last, in ms.
+    pub refused_ms: u64,
+    /// Who held what then, why it did not fit, and what to change.
+    pub report: String,
 }
 
 /// What a process waits for on a card.

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use ebb_protocol::control::{Payload, ProcessRow, Request, Snapshot, TaskRow, TaskWhy};
+use ebb_protocol::control::{GoneRow, Payload, ProcessRow, Request, Snapshot, TaskRow, TaskWhy};
 use ebb_units::Bytes;
 
 use crate::args::{Global, PsArgs};
@@ -34,15 +34,18 @@ pub(crate) fn ps(global: &Global, args: &PsArgs) -> Result<()> {
 fn why(global: &Global, task: &str, json: bool) -> Result<()> {
     let task = (!task.is_empty()).then(|| task.to_owned());
     let answer = Client::open(global)?.ask(&Request::Why { task })?;
-    let Payload::Why { tasks } = answer else {
+    let Payload::Why { tasks, gone } = answer else {
         return Err(unexpected(&answer));
     };
     let mut out = anstream::stdout().lock();
     if json {
-        serde_json::to_writer_pretty(&mut out, &serde_json::json!({ "tasks": tasks }))?;
+        serde_json::to_writer_pretty(&mut out, &serde_json::json!({ "tasks": tasks, "gone": gone }))?;
         writeln!(out)?;
     } else {
-        write_why(&mut out, &tasks)?;
+        if !tasks.is_empty() || gone.is_empty() {
+            write_why(&mut out, &tasks)?;
+        }
+        write_gone(&mut out, &gone, !tasks.is_empty())?;
     }
     out.flush()?;
     Ok(())
@@ -80,6 +83,27 @@ fn write_why(out: &mut impl Write, tasks: &[TaskWhy]) -> std::io::Result<()> {
                 out,
                 "  {DIM}nothing was decided about it: it has what it wants{RESET}"
             )?;
+        }
+    }
+    Ok(())
+}
+
+/// Tasks that ended after memory was refused to them: the report may be all that is left of why.
+fn write_gone(out: &mut impl Write, gone: &[GoneRow], mut below: bool) -> std::io::Result<()> {
+    for gone in gone {
+        if std::mem::replace(&mut below, true) {
+            writeln!(out)?;
+        }
+        writeln!(
+            out,
+            "{BOLD}{} {}{RESET} ended {} ago, after memory was refused to it {} ago:",
+            gone.task,
+            harmless(&gone.name),
+            time(gone.ended_ms),
+            time(gone.refused_ms)
+        )?;
+        for line in gone.report.lines() {
+            writeln!(out, "  {}", harmless(line))?;
         }
     }
     Ok(())
@@ -357,6 +381,25 @@ mod tests {
         write_why(&mut out, &tasks).unwrap();
         let text = anstream::adapter::strip_str(&String::from_utf8(out).unwrap()).to_string();
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn who_ended_without_memory_is_told_last() {
+        let gone = [GoneRow {
+            task: ebb_units::TaskId(5),
+            name: "train".into(),
+            ended_ms: 40_000,
+            refused_ms: 41_000,
+            report: "t5 `train` was refused memory: no\n  t1 `chat`: 3 GiB on the card".into(),
+        }];
+        let mut out = Vec::new();
+        write_gone(&mut out, &gone, false).unwrap();
+        let text = anstream::adapter::strip_str(&String::from_utf8(out).unwrap()).to_string();
+        assert_eq!(
+            text,
+            "t5 train ended 40 s ago, after memory was refused to it 41 s ago:\n  \
+             t5 `train` was refused memory: no\n    t1 `chat`: 3 GiB on the card\n"
+        );
     }
 
     #[test]

@@ -350,11 +350,21 @@ impl Driver {
             }),
             Request::Rules => Reply::Now(self.tell_rules()),
             Request::Reload => self.reload_for(id),
-            Request::Why { task: None } => Reply::Now(self.why(None)),
-            Request::Why { task: Some(task) } => match self.find_task(&task) {
-                Ok(task) => Reply::Now(self.why(Some(task))),
-                Err(failure) => Reply::Now(Answer::Error(failure)),
-            },
+            Request::Why { task: None } => {
+                let gone = self.gone_rows(None);
+                Reply::Now(self.why(None, gone))
+            }
+            Request::Why { task: Some(task) } => {
+                let gone = self.gone_rows(Some(&task));
+                match self.find_task(&task) {
+                    Ok(task) => Reply::Now(self.why(Some(task), gone)),
+                    Err(failure) if gone.is_empty() => Reply::Now(Answer::Error(failure)),
+                    Err(_) => Reply::Now(Answer::Ok(Payload::Why {
+                        tasks: Vec::new(),
+                        gone,
+                    })),
+                }
+            }
             Request::Doctor { pid } => self.doctor(id, pid),
             Request::Shutdown => {
                 if let Some(refusal) = self.is_no_owner(id) {

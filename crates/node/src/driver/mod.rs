@@ -149,6 +149,8 @@ pub(crate) struct Driver {
     rules_timed: bool,
     /// What they did last.
     fired: VecDeque<rules::Fired>,
+    /// Tasks that ended after memory was refused to them.
+    gone: VecDeque<news::Gone>,
     /// Why a change of the settings was refused.
     settings_trouble: Option<String>,
     /// Why the last notification did not arrive.
@@ -272,6 +274,7 @@ impl Driver {
             rules: crate::rules::Engine::default(),
             rules_timed: false,
             fired: VecDeque::new(),
+            gone: VecDeque::new(),
             settings_trouble: None,
             notify_trouble: None,
             notices: None,

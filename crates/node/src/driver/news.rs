@@ -4,10 +4,11 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use ebb_policy::{DenyReason, Time};
-use ebb_protocol::control::{Answer, Payload, TaskNews};
+use ebb_protocol::control::{Answer, GoneRow, Payload, TaskNews};
 use ebb_units::{Bytes, ClientId, TaskId};
 
 use super::Driver;
+use crate::say;
 
 /// How long a task has to save itself when the operator wants it to give way.
 pub(super) const BY_RULE: Duration = Duration::from_secs(30);
@@ -23,6 +24,20 @@ pub(super) struct News {
     heard: Option<Time>,
     denials: u64,
     report: Option<String>,
+    refused: Option<Time>,
+}
+
+/// Tasks that ended after memory was refused to them are remembered so often.
+const KEPT: usize = 16;
+
+/// A task that ended after memory was refused to it.
+#[derive(Clone, Debug)]
+pub(super) struct Gone {
+    task: TaskId,
+    name: String,
+    ended: Time,
+    refused: Time,
+    report: String,
 }
 
 impl Driver {
@@ -44,9 +59,52 @@ impl Driver {
             return;
         };
         let report = self.report_denial(task, client, why);
+        say::info!("{report}");
+        let now = self.now();
         let news = self.news.entry(task).or_default();
+        news.refused = Some(now);
         news.denials += 1;
         news.report = Some(report);
+    }
+
+    /// A task ended. What was refused to it may be why, and whoever looks for it finds the report.
+    pub(super) fn remember_refusals(&mut self, task: TaskId, name: &str) {
+        let Some(News {
+            report: Some(report),
+            refused: Some(refused),
+            ..
+        }) = self.news.remove(&task)
+        else {
+            return;
+        };
+        if self.gone.len() >= KEPT {
+            self.gone.pop_front();
+        }
+        self.gone.push_back(Gone {
+            task,
+            name: name.into(),
+            ended: self.now(),
+            refused,
+            report,
+        });
+    }
+
+    /// Tasks that ended after memory was refused to them, by number or name, or all; the oldest first.
+    pub(super) fn gone_rows(&self, only: Option<&str>) -> Vec<GoneRow> {
+        let now = self.now();
+        let millis = |at: Time| u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX);
+        let meant = |gone: &&Gone| only.is_none_or(|only| gone.task.to_string() == only || gone.name == only);
+        self.gone
+            .iter()
+            .filter(meant)
+            .map(|gone| GoneRow {
+                task: gone.task,
+                name: gone.name.clone(),
+                ended_ms: millis(gone.ended),
+                refused_ms: millis(gone.refused),
+                report: gone.report.clone(),
+            })
+            .collect()
     }
 
     fn report_denial(&self, task: TaskId, client: ClientId, why: DenyReason) -> String {
@@ -61,7 +119,7 @@ impl Driver {
         if let Some(card) = view.devices.iter().find(|d| Some(d.device) == device) {
             let _ = writeln!(
                 text,
-                "the card: {} for tasks, {} of programs outside ebb, {} free",
+                "the card: {} to give, of which programs outside ebb hold {} and {} are free",
                 card.capacity, card.unmanaged, card.free
             );
             for t in &view.tasks {

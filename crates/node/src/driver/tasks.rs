@@ -142,6 +142,7 @@ impl Driver {
         let Some(task) = self.tasks.remove(&id) else {
             return;
         };
+        self.remember_refusals(id, &task.name);
         self.feed(Event::TaskRemoved { task: id });
         self.dirty_tasks.remove(&id);
         self.forget_phases(id);

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use ebb_policy::{Action, Depth, Event, Note, Outcome, Stuck, Time, Wait};
-use ebb_protocol::control::{Answer, DecisionRow, Payload, TaskWhy, WaitRow};
+use ebb_protocol::control::{Answer, DecisionRow, GoneRow, Payload, TaskWhy, WaitRow};
 use ebb_units::{Bytes, ClientId, TaskId};
 
 use super::Driver;
@@ -220,7 +220,7 @@ impl Driver {
     }
 
     /// What is known of one task, or of all.
-    pub(super) fn why(&mut self, only: Option<TaskId>) -> Answer {
+    pub(super) fn why(&mut self, only: Option<TaskId>, gone: Vec<GoneRow>) -> Answer {
         self.settle();
         let now = self.now();
         let tasks = self
@@ -244,7 +244,7 @@ impl Driver {
                     .collect(),
             })
             .collect();
-        Answer::Ok(Payload::Why { tasks })
+        Answer::Ok(Payload::Why { tasks, gone })
     }
 
     fn waits(&self, task: TaskId, now: Time) -> Vec<WaitRow> {

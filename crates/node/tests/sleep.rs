@@ -36,6 +36,7 @@ while read command rest; do
     look) for pid in $rest; do echo "state $pid $(cat states)"; done ;;
     up) for pid in $rest; do echo "restored $pid 1"; echo "unlocked $pid 1"; done ;;
     esac
+    echo "did $command $rest" >> told
     echo done
 done
 "#;
@@ -195,6 +196,7 @@ fn a_sleeper_that_nobody_waits_for_is_left_asleep_and_looked_at() {
     scene.until_told("look", one.pid());
     scene.go_on(1);
     let pid = one.pid();
+    scene.until_told("did", pid);
     scene
         .daemon
         .until("it is hibernated", |seen| state(seen, pid) == "hibernated");

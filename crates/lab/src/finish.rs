@@ -121,7 +121,9 @@ pub fn run(jobs: &[GangJob], plan: &Plan) -> Outcome {
         let round = ((now / plan.round).floor() + 1.0) * plan.round;
         let arrival = jobs.iter().map(|j| j.arrives).filter(|at| *at > now);
         let end = (0..jobs.len()).filter(|n| runs[*n]).map(|n| now + left[n]);
-        let until = arrival.chain(end).fold(round, f64::min);
+        // Where nobody is, nothing is to be looked at until somebody comes.
+        let looked = if here.is_empty() { f64::INFINITY } else { round };
+        let until = arrival.chain(end).fold(looked, f64::min);
         for n in (0..jobs.len()).filter(|n| runs[*n]) {
             left[n] -= until - now;
             ran[n] += until - now;

@@ -126,6 +126,9 @@ pub fn cluster(
 ) -> Result<(Vec<Job>, Setting), ServingError> {
     let card = serving::card_for(drawn, card)?;
     let jobs = cluster::from::recording(drawn);
+    if jobs.is_empty() {
+        return Err(ServingError::Empty);
+    }
     let cards = count.unwrap_or_else(|| cards(&jobs, card, mix));
     let setting = Setting {
         cards,

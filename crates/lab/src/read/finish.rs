@@ -4,7 +4,10 @@ use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
 use super::open::{OpenError, open};
-use super::table::{Table, TableError, number};
+use super::table::{Table, TableError, at_most, number};
+
+/// The most of anything in a trace; seconds are looked at round by round.
+const MOST: f64 = 1e9;
 
 /// A job that wants some cards for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,25 +102,32 @@ pub fn jobs(path: &Path) -> Result<Vec<GangJob>, GangError> {
         }
         let read = |column: usize, name: &str| {
             let value = number(columns[column].trim()).map_err(wrong)?;
-            value
-                .filter(|v| *v >= 0.0)
-                .ok_or_else(|| wrong(format!("no {name}")))
+            let value = value.ok_or_else(|| wrong(format!("no {name}")))?;
+            at_most(value, MOST, name).map_err(wrong)
         };
         out.push(GangJob {
-            cards: read(6, "number of cards")?.max(1.0) as usize,
-            seconds: read(10, "duration")?,
-            arrives: read(11, "arrival")?,
+            cards: read(6, "a number of cards")?.max(1.0) as usize,
+            seconds: read(10, "a duration")?,
+            arrives: read(11, "an arrival")?,
         });
+    }
+    if out.is_empty() {
+        return Err(GangError::Table(TableError::Whole {
+            path: path.to_owned(),
+            what: "no job in it".into(),
+        }));
     }
     Ok(out)
 }
 
-/// What others made of it.
+/// What others made of it; nothing if the folder has no such table: a trace of one's own has none.
 ///
 /// # Errors
-/// The table is not there, or a line of it is wrong.
+/// A line of the table is wrong.
 pub fn published(folder: &Path) -> Result<Vec<Published>, GangError> {
-    let path = super::table::find(folder, "results")?;
+    let Ok(path) = super::table::find(folder, "results") else {
+        return Ok(Vec::new());
+    };
     let mut table = Table::open(
         &path,
         [

@@ -5,7 +5,16 @@ use std::path::{Path, PathBuf};
 
 use ebb_units::Bytes;
 
-use super::table::{Table, TableError, find, number};
+use super::table::{LATEST, Table, TableError, at_most, find, number};
+
+/// Requests may lie so many seconds apart at most: what is kept for how long is looked at every few seconds of all of it.
+const LONGEST: f64 = 400.0 * 86_400.0;
+/// The longest answer, seconds.
+const LONGEST_ANSWER: f64 = 30.0 * 86_400.0;
+/// The most samples of all containers together.
+const MOST_SAMPLES: usize = 100_000_000;
+/// The most bytes of a container: a pebibyte.
+const MOST_BYTES: f64 = 1_125_899_906_842_624.0;
 
 /// The folder of the recordings inside a folder of many; the folder itself if it is one.
 #[must_use]
@@ -50,8 +59,8 @@ pub fn requests(data: &Path) -> Result<Vec<Request>, TableError> {
             return Ok(None);
         }
         Ok(Some(Request {
-            at: moment(at)?,
-            took: number(took)?.unwrap_or(0.0).max(0.0),
+            at: at_most(moment(at)?, LATEST, "a time")?,
+            took: at_most(number(took)?.unwrap_or(0.0), LONGEST_ANSWER, "a duration")?,
             model: models.of(model),
             tenant: tenants.of(tenant),
         }))
@@ -59,6 +68,16 @@ pub fn requests(data: &Path) -> Result<Vec<Request>, TableError> {
         requests.extend(request);
     }
     requests.sort_by(|a, b| a.at.total_cmp(&b.at));
+    let span = match (requests.first(), requests.last()) {
+        (Some(first), Some(last)) => last.at - first.at,
+        _ => return Err(table.whole("no request in it that was answered (`SUCCEED`)")),
+    };
+    if span > LONGEST {
+        let days = (span / 86_400.0).ceil();
+        return Err(table.whole(format!(
+            "its requests lie {days} days apart, more than 400: is one of the times wrong?"
+        )));
+    }
     // Whole days are kept, so that the hour of the day stays what it was.
     let first = requests
         .first()
@@ -125,16 +144,19 @@ pub fn recording(data: &Path) -> Result<Recording, TableError> {
         let mut all: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
         while let Some(sample) = table.next_as(|[at, value, container]| {
             let named = !container.is_empty() && container != "NULL";
-            Ok(match (number(at)?, number(value)?, named) {
-                (Some(at), Some(value), true) if at >= 0.0 => {
-                    Some((container.to_owned(), at.round() as u64, value))
-                }
-                _ => None,
-            })
+            let (Some(at), Some(value)) = (number(at)?, number(value)?) else {
+                return Ok(None);
+            };
+            let at = at_most(at, LATEST, "a time")?.round() as u64;
+            let value = at_most(value, MOST_BYTES, "a value")?;
+            Ok(named.then(|| (container.to_owned(), at, value)))
         })? {
             if let Some((container, at, value)) = sample {
                 all.entry(container).or_default().insert(at, value);
             }
+        }
+        if all.is_empty() {
+            return Err(table.whole("no sample of a container in it"));
         }
         Ok(all)
     };
@@ -152,6 +174,15 @@ pub fn recording(data: &Path) -> Result<Recording, TableError> {
     );
     let step = |at: u64| ((at.saturating_sub(first) + period / 2) / period) as usize;
     let steps = if times.is_empty() { 0 } else { step(last) + 1 };
+    if steps.saturating_mul(memory.len()) > MOST_SAMPLES {
+        let days = (last - first) / 86_400;
+        return Err(TableError::Whole {
+            path: find(&dir, "pod_gpu_memory_used_bytes_anon")?,
+            what: format!(
+                "its samples lie {days} days apart, mostly {period} s after each other: is one of the times wrong?"
+            ),
+        });
+    }
     let containers = memory
         .iter()
         .map(|(name, samples)| {

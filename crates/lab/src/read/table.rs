@@ -19,6 +19,14 @@ pub enum TableError {
         /// The name without its ending.
         name: String,
     },
+    /// It is not as it should be as a whole.
+    #[error("{}: {what}", path.display())]
+    Whole {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// A line is not as it should be.
     #[error("{}, line {line}: {what}", path.display())]
     Line {
@@ -77,13 +85,19 @@ impl<const N: usize> Table<N> {
             line: 1,
             what,
         };
-        let header = reader.headers().map_err(|e| line(e.to_string()))?;
+        let header = reader.headers().map_err(|e| line(said(&e)))?;
         let mut places = [0; N];
         for (place, column) in places.iter_mut().zip(columns) {
             *place = header
                 .iter()
                 .position(|name| name == column)
-                .ok_or_else(|| line(format!("no column `{column}`")))?;
+                .ok_or_else(|| match header.len() {
+                    0 => line(format!("the file is empty; column `{column}` is wanted")),
+                    _ => {
+                        let there = header.iter().take(12).collect::<Vec<_>>().join(", ");
+                        line(format!("no column `{column}`; there are {there}"))
+                    }
+                })?;
         }
         Ok(Self {
             path: path.to_owned(),
@@ -101,7 +115,16 @@ impl<const N: usize> Table<N> {
         match self.reader.read_record(&mut self.record) {
             Ok(true) => Ok(Some(self.places.map(|place| &self.record[place]))),
             Ok(false) => Ok(None),
-            Err(error) => Err(self.wrong(error.to_string())),
+            Err(error) => {
+                let line = error
+                    .position()
+                    .map_or(self.reader.position().line(), csv::Position::line);
+                Err(TableError::Line {
+                    path: self.path.clone(),
+                    line: line.max(1),
+                    what: said(&error),
+                })
+            }
         }
     }
 
@@ -110,8 +133,17 @@ impl<const N: usize> Table<N> {
     pub fn wrong(&self, what: String) -> TableError {
         TableError::Line {
             path: self.path.clone(),
-            line: self.reader.position().line().saturating_sub(1).max(1),
+            line: self.record.position().map_or(1, csv::Position::line),
             what,
+        }
+    }
+
+    /// An error of the table as a whole.
+    #[must_use]
+    pub fn whole(&self, what: impl Into<String>) -> TableError {
+        TableError::Whole {
+            path: self.path.clone(),
+            what: what.into(),
         }
     }
 
@@ -128,6 +160,36 @@ impl<const N: usize> Table<N> {
             Some(row) => read(row),
         };
         value.map(Some).map_err(|what| self.wrong(what))
+    }
+}
+
+/// What is wrong with a table, without what its error says of the place.
+fn said(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::Io(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+            "the packed file ends too early; fetch it anew".into()
+        }
+        csv::ErrorKind::Io(e) => format!("{e}; the file may be damaged"),
+        csv::ErrorKind::Utf8 { .. } => "no text".into(),
+        csv::ErrorKind::UnequalLengths {
+            expected_len, len, ..
+        } => format!("expected {expected_len} values, found {len}"),
+        _ => error.to_string(),
+    }
+}
+
+/// The latest moment, seconds since 1970: what is later is no time of a recording, and makes simulations without end.
+pub(crate) const LATEST: f64 = 1e11;
+
+/// A number from 0 to `most`; `what` it is.
+///
+/// # Errors
+/// It is not.
+pub fn at_most(number: f64, most: f64, what: &str) -> Result<f64, String> {
+    if (0.0..=most).contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!("{what} of {number}: expected one from 0 to {most}"))
     }
 }
 
@@ -177,7 +239,7 @@ mod tests {
             "{error}"
         );
         let error = Table::open(&path, ["z"]).unwrap_err().to_string();
-        assert!(error.ends_with("line 1: no column `z`"), "{error}");
+        assert!(error.ends_with("line 1: no column `z`; there are a"), "{error}");
     }
 
     #[test]

@@ -11,12 +11,13 @@ use serde_json::{Value, json};
 
 use super::policies::span;
 use super::scenarios::{axis, four};
+use super::watch::Watch;
 use super::{Shown, policies};
 use crate::args::SimulateArgs;
 use crate::error::{CliError, Result};
 
 /// Shorter waits are drawn as this long: an axis of factors has no zero.
-const SHORTEST: f64 = 0.01;
+pub(super) const SHORTEST: f64 = 0.01;
 /// With more jobs than this nobody looks at each, and who was where is not kept.
 const LOOKED_AT: usize = 400;
 
@@ -54,7 +55,9 @@ pub(super) fn compare(scenario: &Scenario, pictures: bool) -> Shown {
     setting.timeline = pictures && jobs.len() <= LOOKED_AT;
     let mut seconds = 0.0;
     let mut all: Vec<(Policy, Outcome)> = Vec::new();
-    for policy in policies {
+    let watch = Watch::new("simulating");
+    for (n, policy) in policies.iter().enumerate() {
+        watch.say(format!("{policy}: {} of {} policies", n + 1, policies.len()));
         let began = Instant::now();
         let out = cluster::run(jobs, &setting, *policy);
         if *policy == Policy::Ebb {
@@ -62,6 +65,7 @@ pub(super) fn compare(scenario: &Scenario, pictures: bool) -> Shown {
         }
         all.push((*policy, out));
     }
+    drop(watch);
     let peak: u64 = jobs.iter().map(|j| j.peak().0).sum();
     let mut lines = vec![format!(
         "{} jobs on {} of {}; at their peaks they hold {} together",

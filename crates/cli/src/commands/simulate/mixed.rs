@@ -8,6 +8,7 @@ use ebb_lab::read::{gentd, jobs};
 use serde_json::json;
 
 use super::scenarios::{four, unreadable};
+use super::watch::Watch;
 use super::{Shown, policies};
 use crate::args::SimulateArgs;
 use crate::error::{CliError, Result};
@@ -22,6 +23,7 @@ struct Drawn {
 
 impl Drawn {
     fn read(args: &SimulateArgs) -> Result<Self> {
+        let _watch = Watch::new("reading traces");
         Ok(Self {
             services: gentd::recording(&args.data).map_err(|e| unreadable(&e))?,
             trainings: jobs::trainings(&args.data).map_err(|e| unreadable(&e))?,
@@ -62,10 +64,13 @@ pub(super) fn mixed(args: &SimulateArgs) -> Result<Shown> {
         timeline: args.html.is_some() || args.png.is_some(),
         ..setting
     };
-    let all: Vec<(Policy, Outcome)> = Policy::ALL
-        .into_iter()
-        .map(|policy| (policy, cluster::run(&jobs, &setting, policy)))
-        .collect();
+    let watch = Watch::new("simulating");
+    let run = |(n, policy): (usize, Policy)| {
+        watch.say(format!("{policy}: {} of {} policies", n + 1, Policy::ALL.len()));
+        (policy, cluster::run(&jobs, &setting, policy))
+    };
+    let all: Vec<(Policy, Outcome)> = Policy::ALL.into_iter().enumerate().map(run).collect();
+    drop(watch);
     let (utilisation, makespan) = mixed::ratios(&all[0].1, &all[1].1);
     Ok(Shown {
         title: "Trainings and services together, on as many cards".into(),
@@ -105,7 +110,9 @@ fn seeds(args: &SimulateArgs, drawn: &Drawn, count: u64) -> Result<Shown> {
     let mut rows = Vec::new();
     let (mut least, mut most): (f64, f64) = (f64::INFINITY, 0.0);
     let mut number = 0;
+    let watch = Watch::new("simulating");
     for seed in args.seed()..args.seed().saturating_add(count.max(1)) {
+        watch.say(format!("seed {seed}: {} of {}", rows.len() + 1, count.max(1)));
         let (jobs, setting) = drawn.cluster(args, seed)?;
         let [theirs, ours] = mixed::both(&jobs, &setting);
         let (utilisation, makespan) = mixed::ratios(&ours, &theirs);

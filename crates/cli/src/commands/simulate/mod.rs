@@ -8,6 +8,7 @@ mod policies;
 mod profiles;
 mod scenarios;
 mod trace;
+mod watch;
 
 use std::io::Write;
 use std::path::Path;

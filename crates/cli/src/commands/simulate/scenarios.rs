@@ -10,6 +10,8 @@ use ebb_units::Bytes;
 use serde_json::json;
 
 use super::Shown;
+use super::file::SHORTEST;
+use super::watch::Watch;
 use crate::args::SimulateArgs;
 use crate::error::{CliError, Result};
 use crate::table::{Align, Table};
@@ -34,7 +36,13 @@ pub(super) fn four(x: f64) -> f64 {
 
 /// The serving cluster.
 pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
+    let watch = Watch::new("reading traces");
     let recording = gentd::recording(&args.data).map_err(|e| unreadable(&e))?;
+    watch.say(format!(
+        "{} containers over {:.1} h",
+        recording.containers.len(),
+        serving::hours(&recording)
+    ));
     let setting = Setting {
         card: args.card,
         seed: args.seed(),
@@ -42,6 +50,7 @@ pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
     };
     let out = serving::serve(&recording, &setting)
         .map_err(|e| CliError::usage(e.to_string(), "name larger cards with --card"))?;
+    drop(watch);
     let mut table = Table::new(&[
         ("", Align::Left),
         ("STATIC", Align::Right),
@@ -128,12 +137,12 @@ pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
     let waits = Chart {
         title: "Added wait of wakes and moves".into(),
         x: axis("percent of wakes and moves", false),
-        y: axis("seconds, at most", false),
+        y: axis("seconds, at most", true),
         series: vec![Series {
             name: "wait".into(),
             mark: Mark::Line,
             points: (0..=200)
-                .map(|n| (f64::from(n) / 2.0, out.wait(f64::from(n) / 200.0)))
+                .map(|n| (f64::from(n) / 2.0, out.wait(f64::from(n) / 200.0).max(SHORTEST)))
                 .collect(),
         }],
     };
@@ -153,8 +162,11 @@ pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
 
 /// Keep-alive.
 pub(super) fn lora(args: &SimulateArgs) -> Result<Shown> {
+    let watch = Watch::new("reading traces");
     let requests = gentd::requests(&args.data).map_err(|e| unreadable(&e))?;
+    watch.say(format!("{} requests", requests.len()));
     let out = keep::compare(&requests);
+    drop(watch);
     let mut table = Table::new(&[
         ("POLICY", Align::Left),
         ("IDLE HOURS", Align::Right),

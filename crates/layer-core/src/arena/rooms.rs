@@ -61,7 +61,7 @@ enum State {
     Going,
     /// Somebody takes it apart at this moment.
     Leaving,
-    /// The driver would not take it back: tried again at the next sweep.
+    /// The driver would not take it back: tried again after a while, and at any sweep before.
     Stuck,
     Lost,
 }
@@ -181,6 +181,8 @@ struct Books {
     homes: BTreeMap<usize, Home>,
     rooms: BTreeMap<u64, Room>,
     next: u64,
+    /// What the driver would not take back is not tried again before then.
+    stuck_until: Option<Instant>,
     /// Bytes that went to rooms, and that moved on from them to host memory, so far.
     taken: u64,
     moved_on: u64,
@@ -559,6 +561,7 @@ impl Rooms {
                 ));
                 if let Some(room) = books.rooms.get_mut(&id) {
                     (room.built, room.state) = (built, State::Stuck);
+                    books.stuck_until = Some(Instant::now() + AGAIN);
                 }
             } else if let Some(room) = books.rooms.remove(&id)
                 && let Some(home) = books.homes.get_mut(&room.home)
@@ -571,8 +574,13 @@ impl Rooms {
     /// Whether there is something to do for the owner of a device: rooms to give back, or to move out of.
     pub(crate) fn has_work(&self, device: usize) -> bool {
         let books = self.lock();
-        let going = |room: &Room| room.state == State::Going && room.home == device;
-        books.rooms.values().any(going) || books.to_leave(device, Instant::now()).is_some()
+        let now = Instant::now();
+        let due = books.stuck_until.is_none_or(|at| now >= at);
+        let going = |room: &Room| {
+            let goes = room.state == State::Going || due && room.state == State::Stuck;
+            goes && room.home == device
+        };
+        books.rooms.values().any(going) || books.to_leave(device, now).is_some()
     }
 
     /// Whether a room is to be left.
@@ -584,13 +592,18 @@ impl Rooms {
         })
     }
 
-    /// When moving out of rooms is to be tried again, if anything is to move.
+    /// When moving out of rooms, or giving back one that the driver would not take, is to be tried again, if there is such a thing.
     pub(crate) fn next_try(&self, device: usize) -> Option<Duration> {
         let books = self.lock();
-        let at = books.homes.get(&device)?.not_before?;
-        let later = at + Duration::from_millis(1);
-        books.to_leave(device, later)?;
-        Some(later.saturating_duration_since(Instant::now()))
+        let moves = books.homes.get(&device).and_then(|home| {
+            let later = home.not_before? + Duration::from_millis(1);
+            books.to_leave(device, later).map(|_| later)
+        });
+        // Whoever lends may wait for it, and nothing else need happen here.
+        let stuck = |room: &Room| room.state == State::Stuck && room.home == device;
+        let stays = books.stuck_until.filter(|_| books.rooms.values().any(stuck));
+        let next = moves.into_iter().chain(stays).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
     }
 
     /// A chunk could not be moved out of its room: not again for a while.

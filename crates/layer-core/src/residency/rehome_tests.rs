@@ -80,6 +80,32 @@ fn what_the_other_card_needs_moves_on_to_host_memory() {
     rig.assert_gone_after_detach();
 }
 
+/// Whoever lends waits for it, and the borrower has nothing else to do: nothing but time comes in between.
+#[test]
+fn room_that_the_driver_would_not_take_back_goes_back_a_while_later() {
+    for call in [Call::UnmapAs, Call::Release, Call::FreeReservation] {
+        let daemon = Daemon::start(script(LEN));
+        let rig = rig(&daemon);
+        let at = rig.alloc(8 * G);
+        rig.fill(at, 8 * G, 3);
+        assert_eq!(daemon.reclaim(8 * G).copied, 8 * G);
+        daemon.wait_lodged(8 * G);
+        let before = rig.fake.calls(call);
+        rig.fake.fail_nth(call, 1, ERROR);
+        daemon.want_lodging(8 * G);
+        daemon.wait_lodged(0);
+        assert_eq!(rig.other.used(), 0, "{call:?}");
+        assert_eq!(
+            rig.fake.calls(call),
+            before + 2,
+            "{call:?}: once in vain, {}",
+            rig.engine.report_json()
+        );
+        assert!(rig.holds(at, 8 * G, 3));
+        rig.assert_gone_after_detach();
+    }
+}
+
 #[test]
 fn unused_room_goes_back_at_once_and_memory_of_the_program_moves_as_the_pools_does() {
     let daemon = Daemon::start(script(1 << 30));

@@ -44,6 +44,21 @@ fn needs() -> impl Strategy<Value = Vec<f64>> {
     prop::collection::vec(1u32..=100, 3).prop_map(|v| v.into_iter().map(f64::from).collect())
 }
 
+/// Users of groups 0, 1 and 2, with weights.
+fn users(most: usize) -> impl Strategy<Value = Vec<User>> {
+    let user = (needs(), 1u32..=4, 0usize..3).prop_map(|(needs, weight, group)| User {
+        weight: f64::from(weight),
+        group,
+        ..User::new(&needs)
+    });
+    prop::collection::vec(user, 1..most)
+}
+
+/// The same, all of one group.
+fn equals(most: usize) -> impl Strategy<Value = Vec<User>> {
+    users(most).prop_map(|users| users.into_iter().map(|u| User { group: 0, ..u }).collect())
+}
+
 /// Units that a user could do with an amount of each resource.
 fn useful(user: &User, amounts: &[f64]) -> f64 {
     user.needs
@@ -53,37 +68,77 @@ fn useful(user: &User, amounts: &[f64]) -> f64 {
         .fold(f64::INFINITY, f64::min)
 }
 
+/// What so many units of a user's work take, a part of it.
+fn bundle(user: &User, units: f64, part: f64) -> Vec<f64> {
+    user.needs.iter().map(|need| need * units * part).collect()
+}
+
+/// Everybody needs everything: one resource is used up, and of none more than there is.
+fn is_used_up(users: &[User], units: &[f64], capacity: &[f64]) -> bool {
+    let used = |r: usize| users.iter().zip(units).map(|(u, n)| u.needs[r] * n).sum::<f64>();
+    (0..3).any(|r| used(r) >= capacity[r] * (1.0 - 1e-9))
+        && (0..3).all(|r| used(r) <= capacity[r] * (1.0 + 1e-9))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
-    /// Nobody does worse than with an even part of everything, nobody would rather have what another one has, and nothing
-    /// that somebody could use is left.
+    /// Nobody does worse than with its part of everything, by its weight; nobody would rather have what another one has, as much of it as weighs the
+    /// same; and nothing that somebody could use is left.
     #[test]
-    fn nobody_envies_and_nothing_is_wasted(all in prop::collection::vec(needs(), 1..7), capacity in needs()) {
-        let users: Vec<User> = all.iter().map(|n| User::new(n)).collect();
+    fn nobody_envies_and_nothing_is_wasted(users in equals(7), capacity in needs()) {
         let units = dividable(&capacity, &users, &[1.0]);
-        let even: Vec<f64> = capacity.iter().map(|c| c / users.len() as f64).collect();
+        let weights: f64 = users.iter().map(|u| u.weight).sum();
         for (n, user) in users.iter().enumerate() {
-            prop_assert!(units[n] >= useful(user, &even) * (1.0 - 1e-9), "sharing");
+            let part: Vec<f64> = capacity.iter().map(|c| c * user.weight / weights).collect();
+            prop_assert!(units[n] >= useful(user, &part) * (1.0 - 1e-9), "sharing");
             for (other, theirs) in users.iter().zip(&units) {
-                let bundle: Vec<f64> = other.needs.iter().map(|need| need * theirs).collect();
-                prop_assert!(units[n] >= useful(user, &bundle) * (1.0 - 1e-9), "envy");
+                let theirs = bundle(other, *theirs, user.weight / other.weight);
+                prop_assert!(units[n] >= useful(user, &theirs) * (1.0 - 1e-9), "envy");
             }
         }
-        let used = |r: usize| users.iter().zip(&units).map(|(u, n)| u.needs[r] * n).sum::<f64>();
-        prop_assert!((0..3).any(|r| used(r) >= capacity[r] * (1.0 - 1e-9)), "everybody needs everything: one is used up");
-        prop_assert!((0..3).all(|r| used(r) <= capacity[r] * (1.0 + 1e-9)), "and none more than there is");
+        prop_assert!(is_used_up(&users, &units, &capacity));
     }
 
     /// Who says that it needs something else than it does gets less done.
     #[test]
-    fn lying_does_not_pay(all in prop::collection::vec(needs(), 2..6), lie in needs(), capacity in needs()) {
-        let mut users: Vec<User> = all.iter().map(|n| User::new(n)).collect();
+    fn lying_does_not_pay(mut users in equals(6), lie in needs(), capacity in needs()) {
         let honest = dividable(&capacity, &users, &[1.0])[0];
-        let truth = std::mem::replace(&mut users[0], User::new(&lie));
+        let truth = users[0].clone();
+        users[0].needs = lie;
         let lied = dividable(&capacity, &users, &[1.0])[0];
-        let got: Vec<f64> = lie.iter().map(|need| need * lied).collect();
+        let got = bundle(&users[0], lied, 1.0);
         prop_assert!(useful(&truth, &got) <= honest * (1.0 + 1e-9));
+    }
+
+    /// In groups: nobody does worse than with its part of its group's part of everything, nobody would rather have what another one of its group has,
+    /// and a group has by its weight, whoever is in it.
+    #[test]
+    fn groups_share_by_weight_and_so_do_their_users(users in users(9), weights in prop::array::uniform3(1u32..=5), capacity in needs()) {
+        let weights = weights.map(f64::from);
+        let units = dividable(&capacity, &users, &weights);
+        let of = |group: usize| users.iter().zip(&units).filter(move |(u, _)| u.group == group);
+        let all: f64 = (0..3).filter(|g| of(*g).next().is_some()).map(|g| weights[g]).sum();
+        let mut shares = Vec::new();
+        for group in 0..3 {
+            let inside: f64 = of(group).map(|(u, _)| u.weight).sum();
+            for (user, units) in of(group) {
+                let part = weights[group] / all * user.weight / inside;
+                let part: Vec<f64> = capacity.iter().map(|c| c * part).collect();
+                prop_assert!(*units >= useful(user, &part) * (1.0 - 1e-9), "sharing");
+                for (other, theirs) in of(group) {
+                    let theirs = bundle(other, *theirs, user.weight / other.weight);
+                    prop_assert!(*units >= useful(user, &theirs) * (1.0 - 1e-9), "envy");
+                }
+            }
+            let share: f64 = of(group).map(|(u, n)| u.dominant(&capacity) * n).sum();
+            if share > 0.0 {
+                shares.push(share / weights[group]);
+            }
+        }
+        let (least, most) = shares.iter().fold((f64::INFINITY, 0.0f64), |(a, b), s| (a.min(*s), b.max(*s)));
+        prop_assert!(least >= most * (1.0 - 1e-9), "{shares:?}");
+        prop_assert!(is_used_up(&users, &units, &capacity));
     }
 }
 

@@ -63,7 +63,10 @@ impl Pool {
             return None;
         }
         let ends = self.ends(stream, len);
-        let middle = self.config.up(len - ends.bytes());
+        // Both ends together may be more than the block.
+        let Some(middle) = len.checked_sub(ends.bytes()).map(|rest| self.config.up(rest)) else {
+            return None;
+        };
         if ends.bytes() == 0 || middle / granule >= uses {
             return None;
         }

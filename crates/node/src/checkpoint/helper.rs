@@ -90,7 +90,9 @@ fn obey(calls: &impl Calls, line: &str, out: &mut impl Write) -> std::io::Result
     // Whoever reads may be gone: what was begun is carried out all the same.
     let result = match command {
         "down" => down(calls, &pids, limit, &mut step),
-        "up" => up(calls, &pids, &mut step),
+        "up" => up(calls, &pids, &mut step, true),
+        // Who runs is believed to.
+        "in" => up(calls, &pids, &mut step, false),
         "look" => {
             for pid in &pids {
                 let state = calls.state(*pid).map_or(-1, |state| i64::from(state.0));
@@ -181,9 +183,12 @@ fn bring_back(calls: &impl Calls, pids: &[i32], step: Step<'_>, stuck: &mut Vec<
 
 /// All of them or none: nobody is let in before everybody's memory is back, and a failure leaves every process as it was, so that
 /// the same command may be given again.
-fn up(calls: &impl Calls, pids: &[i32], step: Step<'_>) -> Outcome {
+fn up(calls: &impl Calls, pids: &[i32], step: Step<'_>, settle: bool) -> Outcome {
     let mut did = Vec::new();
     for &pid in pids {
+        if !settle && matches!(steady(calls, pid), Ok(state) if state == CU_PROCESS_STATE_RUNNING) {
+            continue;
+        }
         if let Err(failure) = raise(calls, &mut *step, pid, CU_PROCESS_STATE_LOCKED, &mut did) {
             let mut stuck = Vec::new();
             for (name, pid) in did {

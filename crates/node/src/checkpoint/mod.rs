@@ -9,6 +9,7 @@
 //!        <── checkpointed 4711 331000123 ──
 //!        <── done ──                              or `failed PID CALL CODE NAME`, after everything is undone
 //!        ── up 4711 4712 ──>                      restore each, then unlock each, whatever state each is in
+//!        ── in 4711 4712 ──>                      the same, but who runs is not locked once more to be sure of it
 //!        ── look 4711 ──>     <── state 4711 2 ──
 //! ```
 //! The first line of the helper is `ready`, or `unable` and why. It ends when its input does, after the command that it is at, and with the

@@ -56,6 +56,8 @@ const DRIVER_BYTES_PER_SECOND: u64 = 500_000_000;
 /// Between attempts to bring a task back: twice as long each time, up to the second.
 const RETRY: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+/// After so many attempts whoever runs is believed to, and not locked once more to be sure: that may be what the attempts fail at.
+const TRIES: u32 = 2;
 /// A task that was not to be hibernated is not tried again unasked for so long.
 const LEAVE_ALONE: Duration = Duration::from_secs(60);
 /// How long a helper without work is kept, so that the next task need not wait for the driver to be loaded.
@@ -374,6 +376,7 @@ impl Driver {
         let Some(sleep) = self.sleeps.tasks.get(&task) else {
             return;
         };
+        let up = if sleep.tries < TRIES { "up" } else { "in" };
         let tool = sleep.helper.and_then(|id| self.sleeps.tools.get(&id));
         let ready = tool.is_some_and(|tool| tool.ready);
         match sleep.stage {
@@ -442,12 +445,12 @@ impl Driver {
                     if let Some(sleep) = self.sleeps.tasks.get_mut(&task) {
                         sleep.stage = Stage::Up;
                     }
-                    self.command(task, "up");
+                    self.command(task, up);
                 }
             }
             Stage::Undo => {
                 if ready && !sleep.told && self.now() >= sleep.retry_at {
-                    self.command(task, "up");
+                    self.command(task, up);
                 }
             }
             Stage::Evicting | Stage::Down | Stage::Up => {}

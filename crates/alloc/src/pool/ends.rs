@@ -64,9 +64,7 @@ impl Pool {
         }
         let ends = self.ends(stream, len);
         // Both ends together may be more than the block.
-        let Some(middle) = len.checked_sub(ends.bytes()).map(|rest| self.config.up(rest)) else {
-            return None;
-        };
+        let middle = self.config.up(len.checked_sub(ends.bytes())?);
         if ends.bytes() == 0 || middle / granule >= uses {
             return None;
         }

@@ -120,10 +120,10 @@ proptest! {
         let of = |group: usize| users.iter().zip(&units).filter(move |(u, _)| u.group == group);
         let all: f64 = (0..3).filter(|g| of(*g).next().is_some()).map(|g| weights[g]).sum();
         let mut shares = Vec::new();
-        for group in 0..3 {
+        for (group, weight) in weights.iter().enumerate() {
             let inside: f64 = of(group).map(|(u, _)| u.weight).sum();
             for (user, units) in of(group) {
-                let part = weights[group] / all * user.weight / inside;
+                let part = weight / all * user.weight / inside;
                 let part: Vec<f64> = capacity.iter().map(|c| c * part).collect();
                 prop_assert!(*units >= useful(user, &part) * (1.0 - 1e-9), "sharing");
                 for (other, theirs) in of(group) {
@@ -133,7 +133,7 @@ proptest! {
             }
             let share: f64 = of(group).map(|(u, n)| u.dominant(&capacity) * n).sum();
             if share > 0.0 {
-                shares.push(share / weights[group]);
+                shares.push(share / weight);
             }
         }
         let (least, most) = shares.iter().fold((f64::INFINITY, 0.0f64), |(a, b), s| (a.min(*s), b.max(*s)));

@@ -575,14 +575,13 @@ impl Arbiter {
         }
         let now = self.now;
         let over = self.edit(client, |c| {
-            let idle_lease = c.lease.saturating_sub(usage.resident);
-            let loose = usage.loose.min(usage.overhead);
-            if usage.pinned < c.pinned || loose > c.loose {
+            let books = c.books_after(&usage);
+            if books.pinned < c.pinned || books.loose > c.loose {
                 // What could not be moved can be now, or is back: a pause goes on.
                 c.settled = false;
             }
-            let gone = c.loose.saturating_sub(loose);
-            let gone = gone.min(c.overhead.saturating_sub(usage.overhead));
+            let gone = c.loose.saturating_sub(books.loose);
+            let gone = gone.min(c.overhead.saturating_sub(books.overhead));
             if let Some(o) = c.order.as_mut().filter(|o| o.depth != Depth::Unused)
                 && !gone.is_zero()
             {
@@ -590,13 +589,7 @@ impl Arbiter {
                 o.got = o.got.saturating_add(gone);
                 o.last_progress = now;
             }
-            (c.overhead, c.loose) = (usage.overhead, loose);
-            c.pinned = usage.pinned;
-            c.evicted = usage.evicted;
-            c.incoming = c.incoming.min(usage.evicted).min(idle_lease);
-            c.idle_lease = idle_lease.saturating_sub(c.incoming);
-            c.unused = c.idle_lease.saturating_add(usage.cached);
-            c.clean = usage.clean;
+            c.keep_books(books);
             c.restore_over()
         });
         if over == Some(true) {

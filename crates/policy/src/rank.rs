@@ -508,6 +508,13 @@ impl Arbiter {
         }
     }
 
+    /// Whether a client runs, and need not give way to a waiting one yet.
+    pub(crate) fn in_turn(&self, id: ClientId, next: &Candidate) -> bool {
+        let client = &self.clients[&id];
+        let runs = self.active(client) && !client.suspended() && !client.lease.is_zero();
+        runs && !self.turn_over(id, client, next)
+    }
+
     /// Whether a running client must give way to a waiting one.
     pub(crate) fn turn_over(&self, id: ClientId, holder: &Client, next: &Candidate) -> bool {
         if next.stalled && self.blocked(id, holder) {

@@ -479,12 +479,10 @@ impl Arbiter {
         let Some(b) = barrier else {
             return true;
         };
-        let client = &self.clients[&c.client];
-        let runs = self.active(client) && !client.suspended() && !client.lease.is_zero();
         c.guaranteed
             || c.client == b.client
-            || self.device_of(client).gathering == Some(c.client)
-            || (runs && !self.turn_over(c.client, client, b))
+            || self.device_of(&self.clients[&c.client]).gathering == Some(c.client)
+            || self.in_turn(c.client, b)
     }
 
     /// Grants what free room is enough for.

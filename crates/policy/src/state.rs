@@ -680,20 +680,56 @@ pub(crate) struct Client {
     pub(crate) linked: Linked,
 }
 
+/// What of a client its accounts of its use decide; each as in [`Client`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Books {
+    pub(crate) overhead: Bytes,
+    pub(crate) loose: Bytes,
+    pub(crate) pinned: Bytes,
+    evicted: Bytes,
+    clean: Bytes,
+    incoming: Bytes,
+    idle_lease: Bytes,
+    unused: Bytes,
+}
+
 impl Client {
+    /// What an account of its use makes of its books.
+    pub(crate) fn books_after(&self, usage: &Usage) -> Books {
+        let above = self.lease.saturating_sub(usage.resident);
+        let incoming = self.incoming.min(usage.evicted).min(above);
+        let idle_lease = above.saturating_sub(incoming);
+        Books {
+            overhead: usage.overhead,
+            loose: usage.loose.min(usage.overhead),
+            pinned: usage.pinned,
+            evicted: usage.evicted,
+            clean: usage.clean,
+            incoming,
+            idle_lease,
+            unused: idle_lease.saturating_add(usage.cached),
+        }
+    }
+
+    pub(crate) fn keep_books(&mut self, books: Books) {
+        (self.overhead, self.loose) = (books.overhead, books.loose);
+        (self.pinned, self.evicted, self.clean) = (books.pinned, books.evicted, books.clean);
+        (self.incoming, self.idle_lease, self.unused) = (books.incoming, books.idle_lease, books.unused);
+    }
+
     /// Whether its books are as this says already, and nothing is under way that would have it looked at.
     pub(crate) fn has_said(&self, usage: &Usage) -> bool {
-        let idle_lease = self.lease.saturating_sub(usage.resident);
-        let incoming = self.incoming.min(usage.evicted).min(idle_lease);
-        let idle = idle_lease.saturating_sub(incoming);
-        let as_before = self.overhead == usage.overhead
-            && self.loose == usage.loose.min(usage.overhead)
-            && self.pinned == usage.pinned
-            && self.evicted == usage.evicted
-            && self.clean == usage.clean
-            && self.incoming == incoming
-            && self.idle_lease == idle
-            && self.unused == idle.saturating_add(usage.cached);
+        let books = Books {
+            overhead: self.overhead,
+            loose: self.loose,
+            pinned: self.pinned,
+            evicted: self.evicted,
+            clean: self.clean,
+            incoming: self.incoming,
+            idle_lease: self.idle_lease,
+            unused: self.unused,
+        };
+        let as_before = self.books_after(usage) == books;
         as_before && self.order.is_none() && self.asks.is_empty() && !self.restore_over()
     }
 

@@ -353,17 +353,15 @@ impl Arbiter {
             || self.device_of(c).gathering == Some(r.client)
             || self.goes_before(r, c)
             || self.blocked(id, c)
-            || self.in_turn(r, c);
+            || self.needs_to_go_on(r, c);
         before.then_some(Willing::Waiting)
     }
 
     /// Whether `r` is in the middle of its turn, which the other one waits for the end of: what it needs to go on comes from that
     /// one. Otherwise, on a full card, each would wait at its first allocation until its turn is over, and none would ever get on.
-    fn in_turn(&self, r: &Candidate, other: &Client) -> bool {
-        let client = &self.clients[&r.client];
-        let runs = self.active(client) && !client.suspended() && !client.lease.is_zero();
-        runs && other.linked.rank.is_some_and(|key| {
-            r.key.priority <= key.priority && !self.turn_over(r.client, client, &self.candidate(&key))
+    fn needs_to_go_on(&self, r: &Candidate, other: &Client) -> bool {
+        other.linked.rank.is_some_and(|key| {
+            r.key.priority <= key.priority && self.in_turn(r.client, &self.candidate(&key))
         })
     }
 

@@ -21,6 +21,7 @@ mod disk;
 mod driver;
 mod equal;
 mod eventlog;
+mod group;
 #[allow(unsafe_code, reason = "calls into a foreign library")]
 mod nvml;
 mod place;
@@ -45,6 +46,7 @@ pub use daemon::{Daemon, Handle, StartError};
 pub use disk::{DiskContent, DiskPlan, DiskRates, PackedRates, measure_disk};
 pub use ebb_disk::Packing;
 pub use eventlog::{PolicyRecord, Record};
+pub use group::Group;
 pub use place::PlaceError;
 pub use replay::{Divergence, Missing, ReplayError, Report, replay};
 pub use say::{Level, set_level};

@@ -2,15 +2,14 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde::Serialize;
 
 use super::NotifyConfig;
+use crate::group::Group;
 use crate::say;
 use crate::worker::{Answers, FromWorker, Worker};
 
@@ -137,40 +136,33 @@ fn in_words(error: &std::io::Error) -> String {
 }
 
 fn run_command(command: &str, news: &News, body: &str) -> Result<(), String> {
-    let mut child = Command::new("sh");
-    child
+    let mut shell = Command::new("sh");
+    shell
         .args(["-c", command])
         .env("EBB_RULE", &news.rule)
         .env("EBB_DEVICE", &news.device)
         .env("EBB_TEXT", &news.text)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        // All that it starts can be ended, and signals of a terminal are for the daemon.
-        .process_group(0);
+        .stderr(Stdio::null());
     // What the daemon takes as a message ends a command.
-    let mut child = crate::sys::unblocked(&mut child, crate::daemon::SIGNALS.to_vec())
-        .spawn()
-        .map_err(|e| e.to_string())?;
-    if let Some(mut stdin) = child.stdin.take() {
+    let shell = crate::sys::unblocked(&mut shell, crate::daemon::SIGNALS.to_vec());
+    let mut group = Group::start(shell).map_err(|e| e.to_string())?;
+    if let Some(mut stdin) = group.input() {
         // A command that does not read is none the worse. The news fit into a pipe.
         let _ = stdin.write_all(body.as_bytes());
     }
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let over = || pid.is_none_or(|pid| !matches!(waitid(WaitId::Pid(pid), look), Ok(None)));
     let deadline = Instant::now() + COMMAND_TIME;
     let mut pause = Duration::from_millis(1);
-    while !over() && Instant::now() < deadline {
+    while !group.is_over() && Instant::now() < deadline {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     }
-    let late = !over();
-    if late && let Some(pid) = pid {
-        // Nobody has waited for it: the number is still its own, and its group's.
-        let _ = kill_process_group(pid, Signal::KILL);
+    let late = !group.is_over();
+    if late {
+        group.kill();
     }
-    match child.wait() {
+    match group.wait() {
         _ if late => Err(format!(
             "it took longer than {} s and was ended",
             COMMAND_TIME.as_secs()
@@ -259,21 +251,27 @@ mod tests {
         }
     }
 
+    /// All of a request with news: to hang up on what was not read would be told as an error of its own.
+    fn request(stream: &mut TcpStream) -> String {
+        let mut got = Vec::new();
+        let mut piece = [0; 1024];
+        while !got.ends_with(b"}") {
+            let n = stream.read(&mut piece).unwrap();
+            assert!(n > 0, "all of it comes");
+            got.extend_from_slice(&piece[..n]);
+        }
+        String::from_utf8(got).unwrap()
+    }
+
     #[test]
     fn a_web_address_is_posted_the_news() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut got = Vec::new();
-            let mut piece = [0; 1024];
-            while !got.ends_with(b"}") {
-                let n = stream.read(&mut piece).unwrap();
-                assert!(n > 0, "all of it comes");
-                got.extend_from_slice(&piece[..n]);
-            }
+            let got = request(&mut stream);
             stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
-            String::from_utf8(got).unwrap()
+            got
         });
         let config = NotifyConfig {
             command: None,
@@ -314,13 +312,7 @@ mod tests {
             let port = listener.local_addr().unwrap().port();
             let server = std::thread::spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                // All of it: to hang up on what was not read would be told as an error of its own.
-                let mut got = Vec::new();
-                let mut piece = [0; 1024];
-                while !got.ends_with(b"}") {
-                    let n = stream.read(&mut piece).unwrap();
-                    got.extend_from_slice(&piece[..n]);
-                }
+                let _ = request(&mut stream);
                 // In drops, until the other side has heard enough.
                 for byte in text.as_bytes() {
                     if stream.write_all(&[*byte]).is_err() {

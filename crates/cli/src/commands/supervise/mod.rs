@@ -379,10 +379,8 @@ fn ended(child: &mut Child) -> Result<Option<ExitStatus>> {
 }
 
 fn signal(child: &Child, signal: Signal) {
-    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // It is our child and was not waited for: the number is still its own. It may have ended by itself.
-        let _ = kill_process(pid, signal);
-    }
+    // It is our child and was not waited for: the number is still its own. It may have ended by itself.
+    let _ = kill_process(Pid::from_child(child), signal);
 }
 
 fn say(text: &str) {

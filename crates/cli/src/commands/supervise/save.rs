@@ -1,13 +1,13 @@
 //! How a program saves itself before it gives way.
 
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ebb_node::Signals;
+use ebb_node::{Group, Signals};
 use ebb_protocol::control::Request;
 use ebb_units::TaskId;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::Signal;
 
 use super::{Supervisor, ended, link::Link, say, signal};
 use crate::args::CheckpointWay;
@@ -56,22 +56,19 @@ impl Supervisor<'_> {
     }
 
     fn save_by_command(&mut self, command: &str, child: &mut Child, deadline: Instant) -> Result<Saved> {
-        let mut saving = match start(&self.signals, &self.plan.own, command, child.id(), self.plan.task) {
+        let saving = match start(&self.signals, &self.plan.own, command, child.id(), self.plan.task) {
             Ok(saving) => saving,
             Err(error) => {
                 say(&format!("the checkpoint command cannot be run: {error}"));
                 return Ok(Saved::No);
             }
         };
-        while !is_over(&saving) && Instant::now() < deadline {
+        while !saving.is_over() && Instant::now() < deadline {
             self.wait_until(deadline, child);
         }
-        let late = !is_over(&saving);
-        // Nobody has waited for it: the number is still its own, and its group's. What it started in the background, or all of it
-        // if it is late, does not outlive the time that it had.
-        if let Some(pid) = number(&saving) {
-            let _ = kill_process_group(pid, Signal::KILL);
-        }
+        let late = !saving.is_over();
+        // What it started in the background, or all of it if it is late, does not outlive the time that it had.
+        saving.kill();
         match saving.wait() {
             _ if late => say("the checkpoint command took too long, and was ended"),
             Ok(status) if status.success() => return Ok(Saved::Yes),
@@ -100,7 +97,7 @@ fn start(
     command: &str,
     pid: u32,
     task: TaskId,
-) -> std::io::Result<Child> {
+) -> std::io::Result<Group> {
     let mut saving = Command::new(own);
     super::under_us(&mut saving, "sh".as_ref(), "/bin/sh".as_ref());
     saving
@@ -108,18 +105,7 @@ fn start(
         .env("EBB_PID", pid.to_string())
         .env("EBB_TASK", task.to_string())
         .stdin(Stdio::null());
-    saving.process_group(0);
-    signals.give_back(&mut saving).spawn()
-}
-
-fn number(child: &Child) -> Option<Pid> {
-    i32::try_from(child.id()).ok().and_then(Pid::from_raw)
-}
-
-/// Whether it has ended. It is not waited for here.
-fn is_over(child: &Child) -> bool {
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    number(child).is_none_or(|pid| !matches!(waitid(WaitId::Pid(pid), look), Ok(None)))
+    Group::start(signals.give_back(&mut saving))
 }
 
 /// Takes all of a task's memory off its cards, by copy, and lets it come back when it is its turn: nothing is lost, and the program goes on.
@@ -162,24 +148,4 @@ fn take_off(link: &Link, task: TaskId, within: Duration, contexts: bool) -> Opti
     let mut resumes = link.another()?;
     resumes.send(&Request::Resume { task }).ok()?;
     Some(resumes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_command_started_in_the_background_ends_with_it() {
-        let mut leader = Command::new("sh");
-        leader.args(["-c", "sleep 600 & echo $!"]).stdout(Stdio::piped());
-        let leader = leader.process_group(0).spawn().unwrap();
-        while !is_over(&leader) {
-            std::thread::yield_now();
-        }
-        assert!(is_over(&leader), "and again: it was not waited for");
-        kill_process_group(number(&leader).unwrap(), Signal::KILL).unwrap();
-        // The pipe's end: nobody is left who holds it.
-        let output = leader.wait_with_output().unwrap();
-        assert!(output.status.success());
-    }
 }

@@ -99,11 +99,7 @@ impl Pool {
             let (from, to) = (self.config.down(home), self.config.up(home + n));
             self.chunks
                 .over(from, to - from)
-                .filter(|one| {
-                    self.chunks
-                        .get(one.2)
-                        .is_some_and(|chunk| chunk.state == State::Idle)
-                })
+                .filter(|one| self.is(one.2, State::Idle))
                 .map(move |(start, n, _)| (start + n).min(to) - start.max(from))
         });
         idle.sum::<u64>() / self.config.granule

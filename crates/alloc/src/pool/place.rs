@@ -259,11 +259,7 @@ impl Pool {
     /// Takes idle chunks and free bytes in these addresses out, for a plan.
     fn hold_bytes(&mut self, plan: &mut Plan, at: u64, len: u64) {
         for (_, id) in self.parts(at, len) {
-            if self
-                .chunks
-                .get(id)
-                .is_some_and(|chunk| chunk.state == State::Idle)
-            {
+            if self.is(id, State::Idle) {
                 self.hold(plan, id);
             }
         }
@@ -527,10 +523,7 @@ impl Pool {
             // An idle chunk at the head may have to be cut.
             let over: Vec<_> = self.chunks.over(at, end - at).collect();
             for (start, n, id) in over {
-                let idle = self
-                    .chunks
-                    .get(id)
-                    .is_some_and(|chunk| chunk.state == State::Idle);
+                let idle = self.is(id, State::Idle);
                 let cuts = self.cuts(start, n, at, end - at);
                 if idle && !cuts.is_empty() {
                     self.hold(&mut plan, id);

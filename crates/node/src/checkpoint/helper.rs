@@ -186,10 +186,7 @@ fn bring_back(calls: &impl Calls, pids: &[i32], step: Step<'_>, stuck: &mut Vec<
 fn up(calls: &impl Calls, pids: &[i32], step: Step<'_>, settle: bool) -> Outcome {
     let mut did = Vec::new();
     for &pid in pids {
-        if !settle && matches!(steady(calls, pid), Ok(state) if state == CU_PROCESS_STATE_RUNNING) {
-            continue;
-        }
-        if let Err(failure) = raise(calls, &mut *step, pid, CU_PROCESS_STATE_LOCKED, &mut did) {
+        if let Err(failure) = raise(calls, &mut *step, pid, CU_PROCESS_STATE_LOCKED, settle, &mut did) {
             let mut stuck = Vec::new();
             for (name, pid) in did {
                 let again = match name {
@@ -203,13 +200,13 @@ fn up(calls: &impl Calls, pids: &[i32], step: Step<'_>, settle: bool) -> Outcome
     }
     for &pid in pids {
         // The memory of all is back: should one stay locked, the others are let in, and the next `up` unlocks it.
-        raise(calls, &mut *step, pid, CU_PROCESS_STATE_RUNNING, &mut did)
+        raise(calls, &mut *step, pid, CU_PROCESS_STATE_RUNNING, settle, &mut did)
             .map_err(|failure| (failure, Vec::new()))?;
     }
     Ok(())
 }
 
-/// Brings a process to `goal`, locked or running, from wherever it is, and notes which calls that took.
+/// Brings a process to `goal`, locked or running, from wherever it is, and notes which calls that took. Without `settle`, one that runs is let be.
 ///
 /// A helper before this one may have been killed amid a call, and the driver carries such a call out all the same: after it was looked at
 /// here, and after this process was told that all is over, if nothing is done about that. So one that runs is locked too, and unlocked:
@@ -219,12 +216,13 @@ fn raise(
     step: Step<'_>,
     pid: i32,
     goal: CUprocessState,
+    settle: bool,
     did: &mut Vec<((&'static str, &'static str), i32)>,
 ) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
         let state = steady(calls, pid)?;
-        if state == goal {
+        if state == goal || state == CU_PROCESS_STATE_RUNNING && !settle {
             return Ok(());
         }
         let step = &mut *step;
@@ -459,6 +457,17 @@ mod tests {
             "that it cannot be locked is no failure"
         );
         assert_eq!(fake.all(), [0, 0]);
+    }
+
+    #[test]
+    fn who_runs_is_let_be_by_the_plain_command() {
+        let fake = Fake::new(&[(7, 0), (8, 2), (9, 1)], Some(("lock", 7)));
+        assert_eq!(
+            fake.tell("in 7 8 9"),
+            ["restored 8", "unlocked 8", "unlocked 9", "done"]
+        );
+        assert_eq!(fake.all(), [0, 0, 0]);
+        assert_eq!(fake.tell("in 7 8 9"), ["done"]);
     }
 
     #[test]

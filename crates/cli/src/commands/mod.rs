@@ -13,3 +13,4 @@ pub(crate) mod task;
 pub(crate) mod top;
 pub(crate) mod trim;
 pub(crate) mod version;
+mod watch;

@@ -1,11 +1,10 @@
 //! `ebb pause`, `ebb hibernate`, `ebb resume`, `ebb limit`: one question, one answer.
 
 use std::io::Write;
-use std::time::Duration;
 
 use ebb_protocol::control::{Payload, Request};
-use indicatif::ProgressBar;
 
+use super::watch::Watch;
 use crate::args::{Global, HibernateArgs, LimitArgs, PauseArgs, TasksArgs};
 use crate::client::{Client, unexpected};
 use crate::error::{CliError, Result};
@@ -81,26 +80,22 @@ pub(crate) fn limit(global: &Global, args: &LimitArgs) -> Result<()> {
 }
 
 /// Taking memory off a card waits for what runs there: on a terminal, something moves meanwhile.
-fn spinner(request: &Request) -> ProgressBar {
+fn watch(request: &Request) -> Option<Watch> {
     let what = match request {
         Request::Pause { task, .. } => format!("pausing {}: waiting for its work on the GPU", harmless(task)),
         Request::Hibernate { task, .. } => format!("hibernating {}", harmless(task)),
         Request::Resume { task } => format!("bringing {} back", harmless(task)),
         Request::Limit { task, .. } => format!("changing {}", harmless(task)),
-        _ => return ProgressBar::hidden(),
+        _ => return None,
     };
-    // Hidden unless stderr is a terminal.
-    let bar = ProgressBar::new_spinner().with_message(what);
-    // The first picture comes with the first tick: an answer that is there at once shows nothing.
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
+    Some(Watch::new(what))
 }
 
 fn done(global: &Global, request: &Request, json: bool) -> Result<()> {
     let mut client = Client::open(global)?;
-    let waiting = spinner(request);
+    let waiting = watch(request);
     let answer = client.ask(request);
-    waiting.finish_and_clear();
+    drop(waiting);
     let answer = answer?;
     let Payload::Done { message } = &answer else {
         return Err(unexpected(&answer));

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::policies::span;
 use super::scenarios::{axis, four};
-use super::watch::Watch;
 use super::{Shown, policies};
 use crate::args::SimulateArgs;
+use crate::commands::watch::Watch;
 use crate::error::{CliError, Result};
 
 /// Shorter waits are drawn as this long: an axis of factors has no zero.
@@ -55,7 +55,7 @@ pub(super) fn compare(scenario: &Scenario, pictures: bool) -> Shown {
     setting.timeline = pictures && jobs.len() <= LOOKED_AT;
     let mut seconds = 0.0;
     let mut all: Vec<(Policy, Outcome)> = Vec::new();
-    let watch = Watch::new("simulating");
+    let watch = Watch::timed("simulating");
     for (n, policy) in policies.iter().enumerate() {
         watch.say(format!("{policy}: {} of {} policies", n + 1, policies.len()));
         let began = Instant::now();

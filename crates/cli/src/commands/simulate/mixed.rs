@@ -8,9 +8,9 @@ use ebb_lab::read::{gentd, jobs};
 use serde_json::json;
 
 use super::scenarios::{four, unreadable};
-use super::watch::Watch;
 use super::{Shown, policies};
 use crate::args::SimulateArgs;
+use crate::commands::watch::Watch;
 use crate::error::{CliError, Result};
 use crate::table::{Align, Table};
 
@@ -23,7 +23,7 @@ struct Drawn {
 
 impl Drawn {
     fn read(args: &SimulateArgs) -> Result<Self> {
-        let _watch = Watch::new("reading traces");
+        let _watch = Watch::timed("reading traces");
         Ok(Self {
             services: gentd::recording(&args.data).map_err(|e| unreadable(&e))?,
             trainings: jobs::trainings(&args.data).map_err(|e| unreadable(&e))?,
@@ -64,7 +64,7 @@ pub(super) fn mixed(args: &SimulateArgs) -> Result<Shown> {
         timeline: args.html.is_some() || args.png.is_some(),
         ..setting
     };
-    let watch = Watch::new("simulating");
+    let watch = Watch::timed("simulating");
     let run = |(n, policy): (usize, Policy)| {
         watch.say(format!("{policy}: {} of {} policies", n + 1, Policy::ALL.len()));
         (policy, cluster::run(&jobs, &setting, policy))
@@ -110,7 +110,7 @@ fn seeds(args: &SimulateArgs, drawn: &Drawn, count: u64) -> Result<Shown> {
     let mut rows = Vec::new();
     let (mut least, mut most): (f64, f64) = (f64::INFINITY, 0.0);
     let mut number = 0;
-    let watch = Watch::new("simulating");
+    let watch = Watch::timed("simulating");
     for seed in args.seed()..args.seed().saturating_add(count.max(1)) {
         watch.say(format!("seed {seed}: {} of {}", rows.len() + 1, count.max(1)));
         let (jobs, setting) = drawn.cluster(args, seed)?;

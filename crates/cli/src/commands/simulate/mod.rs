@@ -8,7 +8,6 @@ mod policies;
 mod profiles;
 mod scenarios;
 mod trace;
-mod watch;
 
 use std::io::Write;
 use std::path::Path;

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::Shown;
 use super::file::SHORTEST;
-use super::watch::Watch;
 use crate::args::SimulateArgs;
+use crate::commands::watch::Watch;
 use crate::error::{CliError, Result};
 use crate::table::{Align, Table};
 
@@ -36,7 +36,7 @@ pub(super) fn four(x: f64) -> f64 {
 
 /// The serving cluster.
 pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
-    let watch = Watch::new("reading traces");
+    let watch = Watch::timed("reading traces");
     let recording = gentd::recording(&args.data).map_err(|e| unreadable(&e))?;
     watch.say(format!(
         "{} containers over {:.1} h",
@@ -162,7 +162,7 @@ pub(super) fn gentd26(args: &SimulateArgs) -> Result<Shown> {
 
 /// Keep-alive.
 pub(super) fn lora(args: &SimulateArgs) -> Result<Shown> {
-    let watch = Watch::new("reading traces");
+    let watch = Watch::timed("reading traces");
     let requests = gentd::requests(&args.data).map_err(|e| unreadable(&e))?;
     watch.say(format!("{} requests", requests.len()));
     let out = keep::compare(&requests);

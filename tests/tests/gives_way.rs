@@ -96,22 +96,19 @@ fn urgent(stage: &Stage) -> Program {
     urgent
 }
 
+/// A trainer of low priority that can give way like this, and somebody urgent who has had it do so.
+fn preempted(stage: &Stage, checkpoint: &str, restart: &str) -> (Trainer, Program) {
+    let how = ["--checkpoint", checkpoint, "--restart", restart];
+    let flags = [&["--priority", "low", "--name", "train"], &how[..]].concat();
+    let trainer = Trainer::start(stage, &flags);
+    trainer.until("it trains", |t| !t.steps("begins").is_empty());
+    (trainer, urgent(stage))
+}
+
 /// Saves itself by its own means, makes room by ending, and goes on from what it saved.
 fn saves_itself(way: &str) {
     let stage = stage();
-    let flags = [
-        "--priority",
-        "low",
-        "--name",
-        "train",
-        "--checkpoint",
-        way,
-        "--restart",
-        "on-preempt",
-    ];
-    let trainer = Trainer::start(&stage, &flags);
-    trainer.until("it trains", |t| !t.steps("begins").is_empty());
-    let urgent = urgent(&stage);
+    let (trainer, urgent) = preempted(&stage, way, "on-preempt");
     let saved = trainer.steps("saved");
     assert_eq!(
         saved.len(),
@@ -145,19 +142,7 @@ fn a_program_that_is_preempted_saves_itself_on_a_signal_and_goes_on() {
 #[test]
 fn a_program_that_could_not_be_saved_is_not_ended_and_goes_on() {
     let stage = stage();
-    let flags = [
-        "--priority",
-        "low",
-        "--name",
-        "train",
-        "--checkpoint",
-        "echo the disk is full >&2; exit 28",
-        "--restart",
-        "always",
-    ];
-    let trainer = Trainer::start(&stage, &flags);
-    trainer.until("it trains", |t| !t.steps("begins").is_empty());
-    let urgent = urgent(&stage);
+    let (trainer, urgent) = preempted(&stage, "echo the disk is full >&2; exit 28", "always");
     let told = trainer.read("told");
     assert!(
         told.contains("the checkpoint command failed: status 28") && told.contains("is not ended"),
@@ -196,19 +181,7 @@ fn what_ebb_run_is_told_is_the_programs_and_ends_the_starting_again() {
 #[test]
 fn a_program_that_is_preempted_is_hibernated_and_goes_on() {
     let stage = stage();
-    let flags = [
-        "--priority",
-        "low",
-        "--name",
-        "train",
-        "--checkpoint",
-        "hibernate",
-        "--restart",
-        "on-preempt",
-    ];
-    let trainer = Trainer::start(&stage, &flags);
-    trainer.until("it trains", |t| !t.steps("begins").is_empty());
-    let urgent = urgent(&stage);
+    let (trainer, urgent) = preempted(&stage, "hibernate", "on-preempt");
     assert!(
         trainer
             .read("told")

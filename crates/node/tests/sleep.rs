@@ -82,6 +82,16 @@ impl Scene {
         self.gate.write_all("on\n".repeat(steps).as_bytes()).unwrap();
     }
 
+    /// A helper starts, looks at a process, and what it sees is known.
+    fn finds_asleep(&mut self, pid: u32) {
+        self.go_on(1);
+        self.until_told("look", pid);
+        self.go_on(1);
+        self.until_told("did", pid);
+        self.daemon
+            .until("it is hibernated", |seen| state(seen, pid) == "hibernated");
+    }
+
     /// Waits until a helper was told something that begins and ends so.
     fn until_told(&self, command: &str, pid: u32) {
         let told = || std::fs::read_to_string(self.dir.join("told")).unwrap_or_default();
@@ -139,6 +149,14 @@ fn process(scene: &Scene, token: [u8; 32]) -> ProcessClient {
     ProcessClient::start(&scene.daemon.socket_dir(), token)
 }
 
+/// A process that sleeps, and has something on the card.
+fn sleeper(scene: &Scene, token: [u8; 32], wanted: bool) -> ProcessClient {
+    let mut one = process(scene, token);
+    says_it_sleeps(&one, ORDER, wanted);
+    let _ = one.attach(CARD, Bytes::mib(4), Bytes::mib(8));
+    one
+}
+
 #[test]
 fn a_sleeper_that_declares_itself_after_its_room_was_asked_for_is_woken() {
     for (state_then, lease) in [(2, Bytes::mib(4)), (0, Bytes::mib(4)), (2, Bytes::ZERO)] {
@@ -165,9 +183,8 @@ fn a_sleeper_that_comes_when_the_others_are_being_woken_is_woken_after_them_and_
     for order in [ORDER, ORDER + 1] {
         let mut scene = Scene::new(2);
         let token = scene.daemon.task("t", Bytes::ZERO, None);
-        let (mut one, mut late) = (process(&scene, token), process(&scene, token));
-        says_it_sleeps(&one, ORDER, true);
-        let _ = one.attach(CARD, Bytes::mib(4), Bytes::mib(8));
+        let mut late = process(&scene, token);
+        let mut one = sleeper(&scene, token, true);
         scene.go_on(1);
         scene.until_told("up", one.pid());
         // The helper is at it.
@@ -189,17 +206,8 @@ fn a_sleeper_that_comes_when_the_others_are_being_woken_is_woken_after_them_and_
 fn a_sleeper_that_nobody_waits_for_is_left_asleep_and_looked_at() {
     let mut scene = Scene::new(2);
     let token = scene.daemon.task("t", Bytes::ZERO, None);
-    let mut one = process(&scene, token);
-    says_it_sleeps(&one, ORDER, false);
-    let _ = one.attach(CARD, Bytes::mib(4), Bytes::mib(8));
-    scene.go_on(1);
-    scene.until_told("look", one.pid());
-    scene.go_on(1);
-    let pid = one.pid();
-    scene.until_told("did", pid);
-    scene
-        .daemon
-        .until("it is hibernated", |seen| state(seen, pid) == "hibernated");
+    let mut one = sleeper(&scene, token, false);
+    scene.finds_asleep(one.pid());
     is_not_woken(&scene, &mut one);
     assert_eq!(scene.daemon.snapshot().devices[0].leased, Bytes::ZERO);
     // A call of the earlier daemon's helper was carried out after that: a later look sees it.
@@ -212,16 +220,9 @@ fn a_sleeper_that_nobody_waits_for_is_left_asleep_and_looked_at() {
 fn a_sleeper_that_has_woken_itself_is_not_taken_for_one_that_sleeps() {
     let mut scene = Scene::new(2);
     let token = scene.daemon.task("t", Bytes::ZERO, None);
-    let mut one = process(&scene, token);
-    says_it_sleeps(&one, ORDER, false);
-    let _ = one.attach(CARD, Bytes::mib(4), Bytes::mib(8));
-    scene.go_on(1);
-    scene.until_told("look", one.pid());
-    scene.go_on(1);
+    let mut one = sleeper(&scene, token, false);
     let pid = one.pid();
-    scene
-        .daemon
-        .until("it is hibernated", |seen| state(seen, pid) == "hibernated");
+    scene.finds_asleep(pid);
     // Its connection is lost; it helps itself and comes again, awake.
     let again = one.connect();
     one.client = Client::hello(again, token, one.session);
@@ -241,9 +242,7 @@ fn a_sleeper_that_has_woken_itself_is_not_taken_for_one_that_sleeps() {
 fn a_sleeper_that_comes_again_while_it_is_brought_up_keeps_what_it_says() {
     let mut scene = Scene::new(2);
     let token = scene.daemon.task("t", Bytes::ZERO, None);
-    let mut one = process(&scene, token);
-    says_it_sleeps(&one, ORDER, true);
-    let _ = one.attach(CARD, Bytes::mib(4), Bytes::mib(8));
+    let mut one = sleeper(&scene, token, true);
     scene.go_on(1);
     scene.until_told("up", one.pid());
     let again = one.connect();
@@ -268,16 +267,13 @@ fn a_sleeper_that_comes_again_while_it_is_brought_up_keeps_what_it_says() {
     assert_eq!(leased, Bytes::mib(4) + granted);
 }
 
-/// The script is what the tests above believe.
 #[test]
 fn a_helper_that_does_not_start_leaves_nobody_waiting_for_good() {
     let mut scene = Scene::new(2);
     let good = std::fs::read_to_string(scene.dir.join("helper")).unwrap();
     std::fs::write(scene.dir.join("helper"), "#!/bin/sh\nexit 1\n").unwrap();
     let token = scene.daemon.task("t", Bytes::ZERO, None);
-    let mut one = process(&scene, token);
-    says_it_sleeps(&one, ORDER, true);
-    let _ = one.attach(CARD, Bytes::mib(4), Bytes::mib(8));
+    let mut one = sleeper(&scene, token, true);
     let pid = one.pid();
     scene.daemon.until("it is seen why", |seen| {
         let mut rows = seen.tasks.iter().flat_map(|task| &task.processes);
